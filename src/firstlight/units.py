@@ -15,13 +15,17 @@ _NUMBER = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*$")
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Writes a byte count with a binary unit and three significant digits: `1.42 TiB`."""
+    """Writes a byte count with a binary unit and at least three significant digits: `1.42 TiB`."""
     value = float(num_bytes)
     for unit in _BINARY[:-1]:
         if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+            return f"{value:.0f} {unit}" if unit == "B" else f"{_three_digits(value)} {unit}"
         value /= 1024
-    return f"{value:.3g} {_BINARY[-1]}"
+    return f"{_three_digits(value)} {_BINARY[-1]}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def parse_bytes(text: str) -> int:
