@@ -1,0 +1,100 @@
+"""Owns how a layer declares the state it keeps and what that costs in bytes; knows no tensor.
+
+Each layer of a model declares one StateSpec (or none). The cache manager holds one group per distinct
+spec, the planner prices it, the runner allocates it.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class StateSpec(Protocol):
+    """What a layer keeps. Bytes are those of one rank of a TP group."""
+
+    @property
+    def kind(self) -> str:
+        """`grouped_query`, `latent`, `recurrent` or `encoder`."""
+        ...
+
+    def token_bytes(self, tp: int, element_bytes: int) -> int:
+        """Bytes per cached token and layer; 0 when the state does not grow."""
+        ...
+
+    def sequence_bytes(self, tp: int, element_bytes: int) -> int:
+        """Bytes per sequence and layer, independent of its length."""
+        ...
+
+
+@dataclass(frozen=True)
+class GroupedQueryState:
+    """Keys and values per token, `kv_heads` x `head_dim` each; `window` bounds what is attended."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    kind: str = "grouped_query"
+
+    def local_heads(self, tp: int) -> int:
+        """KV heads on one rank: at least one, replicated when there are fewer than ranks."""
+        return max(1, self.kv_heads // tp)
+
+    def token_bytes(self, tp: int, element_bytes: int) -> int:
+        """Bytes per cached token and layer on one rank."""
+        return 2 * self.local_heads(tp) * self.head_dim * element_bytes
+
+    def sequence_bytes(self, tp: int, element_bytes: int) -> int:
+        """Nothing is kept per sequence."""
+        return 0
+
+
+@dataclass(frozen=True)
+class LatentState:
+    """One latent row of `width` values per token, shared by all heads: it does not divide by TP."""
+
+    width: int
+    kind: str = "latent"
+
+    def token_bytes(self, tp: int, element_bytes: int) -> int:
+        """Bytes per cached token and layer, the same on every rank."""
+        return self.width * element_bytes
+
+    def sequence_bytes(self, tp: int, element_bytes: int) -> int:
+        """Nothing is kept per sequence."""
+        return 0
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """One fp32 matrix per head and the last inputs of short convolutions; fixed per sequence."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    conv_channels: int
+    conv_taps: int
+    kind: str = "recurrent"
+
+    def token_bytes(self, tp: int, element_bytes: int) -> int:
+        """The state does not grow with tokens."""
+        return 0
+
+    def sequence_bytes(self, tp: int, element_bytes: int) -> int:
+        """Bytes per sequence and layer on one rank: fp32 state plus convolution inputs."""
+        matrices = self.heads // tp * self.key_dim * self.value_dim * 4
+        return matrices + self.conv_channels // tp * self.conv_taps * element_bytes
+
+
+@dataclass(frozen=True)
+class EncoderState:
+    """Encoder outputs of one image: `width` values for each of its feature rows."""
+
+    width: int
+    kind: str = "encoder"
+
+    def token_bytes(self, tp: int, element_bytes: int) -> int:
+        """Bytes per feature row."""
+        return self.width * element_bytes
+
+    def sequence_bytes(self, tp: int, element_bytes: int) -> int:
+        """Nothing is kept per sequence."""
+        return 0
