@@ -1,0 +1,105 @@
+"""Owns what a request is while it is served: its tokens, its sampling parameters, how far it is computed.
+
+Knows no tensor, no block and no HTTP.
+"""
+
+from enum import Enum
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen. Validated where the request enters, trusted afterwards.
+
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `seed` makes the choice depend on
+    (seed, position) alone, so batch, chunking and preemption do not change it. `end_token_ids` end the
+    request (the model's end tokens unless they are to be ignored, and the caller's stop ids).
+    `logprobs` and `prompt_logprobs` give the number of alternatives beside the chosen token; None is off.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    logit_bias: dict[int, float] = {}
+    end_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+class FinishReason(str, Enum):
+    """Why a request ended. `error` carries a message beside it."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class SubmittedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as it enters the engine. `salt` and `media_digests` are part of its cache key."""
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    salt: str = ""
+    media_digests: tuple[str, ...] = ()
+
+
+class RequestState(str, Enum):
+    """Where a request stands. Waiting covers the never started and the preempted."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Request:
+    """A request in the scheduler. Known tokens are prompt and output; computed ones are in the cache.
+
+    Each step computed tokens catch up with known tokens; when they have, one more token is sampled.
+    """
+
+    def __init__(self, submitted: SubmittedRequest, arrival: int) -> None:
+        self.submitted = submitted
+        self.request_id = submitted.request_id
+        self.params = submitted.params
+        self.arrival = arrival
+        self.token_ids: list[int] = list(submitted.prompt_ids)
+        self.num_prompt = len(submitted.prompt_ids)
+        self.num_computed = 0
+        self.num_cached = 0
+        self.num_preemptions = 0
+        self.row: int | None = None
+        self.state = RequestState.WAITING
+
+    @property
+    def num_known(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens so far."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens that are not computed yet."""
+        return len(self.token_ids) - self.num_computed
+
+    def finish_reason(self) -> FinishReason | None:
+        """Says whether the newest output token ends the request."""
+        if self.num_output == 0:
+            return None
+        enough = self.num_output >= self.params.min_tokens
+        if enough and self.token_ids[-1] in self.params.end_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_output >= self.params.max_tokens else None

@@ -1,0 +1,99 @@
+"""Owns the two records that cross to the ranks each step; knows no tensor and no policy.
+
+A plan holds new sequences whole and running ones as differences, so that its size does not grow with
+the tokens already sent. `row` is the sequence's place in every rank's row table, from NewSequence until
+it is named in `released`.
+"""
+
+import msgspec
+
+from firstlight.schedule.request import SamplingParams
+
+
+class NewSequence(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence the ranks do not hold: every known token, and its blocks, one list a cache group.
+
+    `num_prompt` tells prompt from output, which penalties treat differently.
+    """
+
+    row: int
+    request_id: str
+    token_ids: list[int]
+    num_prompt: int
+    params: SamplingParams
+    blocks: list[list[int]]
+
+
+class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
+    """What one sequence computes in this step: its known tokens [start, start + count).
+
+    `new_tokens` became known and `new_blocks` were granted since the last plan that named this row
+    (empty for a sequence that is new in this plan). `sample` asks for the next token: it is set when
+    start + count reaches the known tokens.
+    """
+
+    row: int
+    start: int
+    count: int
+    sample: bool
+    new_tokens: list[int]
+    new_blocks: list[list[int]]
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+    """One step of every rank. `released` rows are dropped before the step begins."""
+
+    step: int
+    new: list[NewSequence]
+    steps: list[SequenceStep]
+    released: list[int]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(s.count for s in self.steps)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one token, natural log, and the most likely alternatives with theirs.
+
+    Taken from the model's distribution before temperature and truncation.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+class SampledToken(msgspec.Struct, frozen=True, array_like=True):
+    """The token chosen for a row, with its log-probabilities if the request wants them."""
+
+    row: int
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of the known tokens [first, first + len(tokens)) of a row."""
+
+    row: int
+    first: int
+    tokens: list[TokenLogprobs]
+
+
+class FailedRow(msgspec.Struct, frozen=True, array_like=True):
+    """A row whose numbers are not finite; its request ends with an error and nothing of it is reused."""
+
+    row: int
+    reason: str
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank answers to a plan. Only the first rank of a tensor parallel group samples."""
+
+    step: int
+    tokens: list[SampledToken]
+    prompt_logprobs: list[PromptLogprobs]
+    failed: list[FailedRow]
+    seconds: float
