@@ -1,0 +1,93 @@
+"""Owns grouped-query attention as a plain module; knows no rank and no cache policy.
+
+Shape letters: T tokens, D model width, N query heads, K KV heads, H head width. N and K come from the
+weights at hand, so one forward serves every tensor parallel degree.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from firstlight.kernels.registry import KernelSet
+from firstlight.layers.layer_state import PagedKeysValues
+from firstlight.layers.norm import RMSNorm
+from firstlight.layers.packed_batch import PackedBatch
+from firstlight.layers.rotary import RotaryTable
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Sizes and options of one attention layer. `norm_epsilon` is set when queries and keys are
+    normalised per head; `window` bounds how far back a token sees."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    output_bias: bool = False
+    norm_epsilon: float | None = None
+    window: int | None = None
+
+
+class GroupedQueryAttention(nn.Module):
+    """softmax(q k^T / sqrt(H)) v with fewer KV heads than query heads (arXiv:2305.13245)."""
+
+    def __init__(
+        self, shape: AttentionShape, kernels: KernelSet, rotary: RotaryTable | None
+    ) -> None:
+        super().__init__()
+        q_rows, kv_rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden, q_rows, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(shape.hidden, kv_rows, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(shape.hidden, kv_rows, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(q_rows, shape.hidden, bias=shape.output_bias)
+        if shape.norm_epsilon is not None:
+            self.q_norm = RMSNorm(shape.head_dim, shape.norm_epsilon, kernels)
+            self.k_norm = RMSNorm(shape.head_dim, shape.norm_epsilon, kernels)
+        self.shape = shape
+        self.kernels = kernels
+        self.scale = shape.head_dim**-0.5
+        # One table serves all layers; as a plain attribute it is not registered once per layer.
+        self.__dict__["rotary"] = rotary
+
+    def forward(
+        self, x_TD: Tensor, batch: PackedBatch, state: PagedKeysValues | None = None
+    ) -> Tensor:
+        """Returns [T, D]. Without a state tokens attend within the batch: that is training."""
+        q_TNH, k_TKH, v_TKH = self._project(x_TD)
+        kernels, rotary = self.kernels, self.__dict__["rotary"]
+        if rotary is not None:
+            q_TNH, k_TKH = kernels.rotary(
+                q_TNH, k_TKH, batch.positions_T, rotary.cos_PR, rotary.sin_PR
+            )
+        if state is None:
+            out_TNH = kernels.attention(
+                q_TNH, k_TKH, v_TKH, batch.starts_B1, self.scale, self.shape.window
+            )
+        else:
+            out_TNH = kernels.paged_attention(
+                q_TNH,
+                k_TKH,
+                v_TKH,
+                state.keys_PKSH,
+                state.values_PKSH,
+                batch.starts_B1,
+                batch.contexts_B,
+                batch.tables[state.group],
+                self.scale,
+                self.shape.window,
+            )
+        out: Tensor = kernels.linear(out_TNH.flatten(1), self.o_proj.weight, self.o_proj.bias)
+        return out
+
+    def _project(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q_TD, k_TD, v_TD = self.kernels.linear_group(
+            x_TD, tuple(p.weight for p in projections), tuple(p.bias for p in projections)
+        )
+        head_dim = self.shape.head_dim
+        q_TNH, k_TKH = q_TD.unflatten(1, (-1, head_dim)), k_TD.unflatten(1, (-1, head_dim))
+        if self.shape.norm_epsilon is not None:
+            q_TNH, k_TKH = self.q_norm(q_TNH), self.k_norm(k_TKH)
+        return q_TNH, k_TKH, v_TD.unflatten(1, (-1, head_dim))

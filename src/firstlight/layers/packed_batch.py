@@ -1,0 +1,51 @@
+"""Owns how the tokens of one step are laid out for the layers; knows no request and no policy.
+
+Shape letters: T tokens of all sequences back to back, B sequences, P pages of one sequence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """T tokens of B sequences. Sequence b owns tokens [bounds[b], bounds[b + 1]), its newest ones.
+
+    `positions_T` (int64) is each token's place in its sequence. `starts_B1` (int32) holds `bounds` as a
+    tensor. With a cache, `contexts_B` (int32) is the number of tokens each sequence has once this step
+    is written, and `tables` holds per cache group the pages of each sequence, [B, P] int32.
+    `adapters_T` is reserved for an adapter index per token.
+    """
+
+    positions_T: Tensor
+    bounds: tuple[int, ...]
+    starts_B1: Tensor
+    contexts_B: Tensor | None = None
+    tables: tuple[Tensor, ...] = ()
+    adapters_T: Tensor | None = field(default=None)
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return len(self.bounds) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.bounds[-1]
+
+
+def pack_whole(lengths: Sequence[int], device: torch.device | str = "cpu") -> PackedBatch:
+    """Returns a batch of whole sequences without a cache: training, and the plain reference."""
+    bounds = [0]
+    for length in lengths:
+        bounds.append(bounds[-1] + length)
+    positions = torch.cat([torch.arange(n) for n in lengths]) if lengths else torch.arange(0)
+    return PackedBatch(
+        positions_T=positions.to(device),
+        bounds=tuple(bounds),
+        starts_B1=torch.tensor(bounds, dtype=torch.int32, device=device),
+    )
