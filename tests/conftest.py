@@ -1,0 +1,50 @@
+"""Fixtures every test may use: the real model file, gloo ranks, and the torch-free selection."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import fetch_smollm2
+import rank_pool
+from torch_use import needs_torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --torch-free: run only the test files that can run where torch is not installed."""
+    parser.addoption(
+        "--torch-free",
+        action="store_true",
+        help="only test files that import, directly or through firstlight, no torch",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out the files that need torch when --torch-free is given."""
+    if not config.getoption("--torch-free") or collection_path.suffix != ".py":
+        return None
+    return True if needs_torch(collection_path) else None
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The checked SmolLM2-135M-Instruct GGUF; a failed download fails the tests that need it."""
+    return fetch_smollm2.fetch()
+
+
+@pytest.fixture(scope="session")
+def rank_processes() -> Iterator[rank_pool.RankPool]:
+    """The pool behind `ranks`; no process starts before a test asks for ranks."""
+    pool = rank_pool.RankPool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def ranks(rank_processes: rank_pool.RankPool) -> Callable[..., rank_pool.RankGroup]:
+    """`ranks(n).run(function, *args)` calls a module-level function on n gloo ranks.
+
+    Results come in rank order. Failures raise RankFailure, a RuntimeError with `rank`,
+    `exception` and `traceback`, whose cause is the rank's own exception.
+    """
+    return rank_processes.group
