@@ -1,0 +1,141 @@
+"""Owns the event records that producers of metrics emit, and the Recorder they emit them to.
+
+Knows nothing of names, labels or export; an event says what happened, in plain numbers.
+"""
+
+from typing import Literal, Protocol
+
+import msgspec
+
+Outcome = Literal["stop", "length", "cancelled", "refused", "error"]
+
+
+class HttpAnswered(msgspec.Struct, frozen=True, tag=True):
+    """An HTTP request was answered, or given up by its client (status 499)."""
+
+    route: str
+    status: int
+
+
+class CompletionReceived(msgspec.Struct, frozen=True, tag=True):
+    """One completion was asked of the engine."""
+
+
+class FirstToken(msgspec.Struct, frozen=True, tag=True):
+    """A completion's first token came `seconds` after its request had arrived."""
+
+    seconds: float
+
+
+class CompletionEnded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A completion ended. `seconds` counts from arrival, `decode_seconds` from the first token."""
+
+    outcome: Outcome
+    num_prompt: int
+    num_cached: int
+    num_generated: int
+    seconds: float
+    decode_seconds: float
+
+
+class EngineSeen(msgspec.Struct, frozen=True, tag=True):
+    """What the API process knows of the engine's health at this moment."""
+
+    heartbeat_age_seconds: float
+    stalled_seconds: float
+    ready: bool
+
+
+class RequestStarted(msgspec.Struct, frozen=True, tag=True):
+    """A request entered its first step `queue_seconds` after it had reached the engine."""
+
+    queue_seconds: float
+
+
+class StepDone(msgspec.Struct, frozen=True, tag=True):
+    """One step of the engine finished."""
+
+    seconds: float
+    num_tokens: int
+    num_requests: int
+
+
+class QueueState(msgspec.Struct, frozen=True, tag=True):
+    """How many requests wait and run now."""
+
+    num_waiting: int
+    num_running: int
+
+
+class CacheState(msgspec.Struct, frozen=True, tag=True):
+    """How full a cache pool is now."""
+
+    pool: str
+    used_bytes: int
+    total_bytes: int
+
+
+class PrefixLookup(msgspec.Struct, frozen=True, tag=True):
+    """A prompt of `num_tokens` was looked up and `num_hit` of them were found."""
+
+    num_tokens: int
+    num_hit: int
+
+
+class Preempted(msgspec.Struct, frozen=True, tag=True):
+    """A running request was put back to the queue."""
+
+
+class NanRows(msgspec.Struct, frozen=True, tag=True):
+    """Rows of one step had logits that are not finite."""
+
+    num_rows: int
+
+
+class PhaseDone(msgspec.Struct, frozen=True, tag=True):
+    """A start-up phase ended."""
+
+    phase: str
+    seconds: float
+
+
+class MemoryMeasured(msgspec.Struct, frozen=True, tag=True):
+    """What the plan said of a component and what was allocated, in bytes."""
+
+    component: str
+    predicted_bytes: int
+    actual_bytes: int
+
+
+class ProcessMemory(msgspec.Struct, frozen=True, tag=True):
+    """Resident bytes of a process now."""
+
+    process: str
+    resident_bytes: int
+
+
+Event = (
+    HttpAnswered
+    | CompletionReceived
+    | FirstToken
+    | CompletionEnded
+    | EngineSeen
+    | RequestStarted
+    | StepDone
+    | QueueState
+    | CacheState
+    | PrefixLookup
+    | Preempted
+    | NanRows
+    | PhaseDone
+    | MemoryMeasured
+    | ProcessMemory
+)
+
+
+class Recorder(Protocol):
+    """Where producers send events; it must be cheap and must not raise."""
+
+    def record(self, event: Event) -> None:
+        """Takes note of an event."""
+        ...

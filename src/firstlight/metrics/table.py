@@ -1,0 +1,71 @@
+"""Owns the one table of metric names, kinds, units, labels and help texts.
+
+Knows nothing of who measures them or how they are exported.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+Kind = Literal["counter", "gauge", "histogram"]
+PREFIX = "firstlight_"
+
+
+class Metric(NamedTuple):
+    """One family. `buckets` are upper bounds in the metric's unit, without the infinite one."""
+
+    name: str
+    kind: Kind
+    unit: str
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_TOKENS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
+
+_ROWS: tuple[Metric, ...] = (
+    # API process: every completion that entered ends in exactly one outcome
+    Metric("http_answers_total", "counter", "1", "HTTP answers", ("route", "status")),
+    Metric("requests_received_total", "counter", "1", "Completions asked of the engine"),
+    Metric(
+        "requests_total",
+        "counter",
+        "1",
+        "Completions ended: stop, length, cancelled, refused, error",
+        ("outcome",),
+    ),
+    Metric("requests_in_flight", "gauge", "1", "Completions asked and not ended"),
+    Metric("prompt_tokens_total", "counter", "tokens", "Prompt tokens of ended completions"),
+    Metric("cached_tokens_total", "counter", "tokens", "Prompt tokens found in the prefix cache"),
+    Metric("generated_tokens_total", "counter", "tokens", "Tokens generated"),
+    Metric("ttft_seconds", "histogram", "s", "From arrival to the first token", (), _LONG),
+    Metric("tpot_seconds", "histogram", "s", "Mean time per token after the first", (), _SHORT),
+    Metric("e2e_seconds", "histogram", "s", "From arrival to the last token", (), _LONG),
+    Metric("heartbeat_age_seconds", "gauge", "s", "Age of the engine's newest heartbeat"),
+    Metric("stalled_seconds", "gauge", "s", "Time a busy engine has made no progress"),
+    Metric("ready", "gauge", "1", "1 once the start-up gate has passed and no drain has begun"),
+    # engine process
+    Metric("waiting_requests", "gauge", "1", "Requests waiting in the engine, preempted included"),
+    Metric("running_requests", "gauge", "1", "Requests in the running batch"),
+    Metric("queue_seconds", "histogram", "s", "From arrival to the first step", (), _LONG),
+    Metric("steps_total", "counter", "1", "Steps finished"),
+    Metric("step_seconds", "histogram", "s", "Duration of one step", (), _SHORT),
+    Metric("batch_tokens", "histogram", "tokens", "Tokens computed in one step", (), _TOKENS),
+    Metric("batch_requests", "histogram", "1", "Requests computed in one step", (), _TOKENS),
+    Metric("cache_used_bytes", "gauge", "B", "Bytes in use of a cache pool", ("pool",)),
+    Metric("cache_total_bytes", "gauge", "B", "Bytes of a cache pool", ("pool",)),
+    Metric("prefix_lookup_tokens_total", "counter", "tokens", "Prompt tokens looked up"),
+    Metric("prefix_hit_tokens_total", "counter", "tokens", "Prompt tokens found when looked up"),
+    Metric("prefix_hit_ratio", "gauge", "1", "Found / looked up since the start"),
+    Metric("preemptions_total", "counter", "1", "Requests put back to the queue"),
+    Metric("nan_rows_total", "counter", "1", "Rows whose logits were not finite"),
+    Metric("startup_phase_seconds", "gauge", "s", "Duration of a start-up phase", ("phase",)),
+    Metric("memory_predicted_bytes", "gauge", "B", "Planned bytes of a part", ("component",)),
+    Metric("memory_actual_bytes", "gauge", "B", "Allocated bytes of a part", ("component",)),
+    # every process
+    Metric("process_resident_bytes", "gauge", "B", "Resident memory of a process", ("process",)),
+)
+
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ROWS}
