@@ -1,0 +1,95 @@
+"""Owns the settings of a service, their defaults and what may not be combined.
+
+Knows neither the command line nor the engine; each value's origin is kept by `resolve`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from firstlight.errors import UsageError
+from firstlight.settings.settings import setting
+
+DTYPES = ("float32", "bfloat16", "float16")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """What a service is told at start; sizes are bytes, lengths tokens, times seconds.
+
+    Raises UsageError when values contradict each other.
+    """
+
+    model: Path = dataclasses.field(
+        metadata=setting(None, "a store, a checkpoint folder or a GGUF file").metadata
+    )
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0 takes a free one", minimum=0)
+    tp: int = setting(1, "ranks that share each layer (tensor parallel)", minimum=1)
+    device: str = setting("auto", "platform to run on; auto takes the best one found")
+    dtype: str = setting("float32", "type of weights in compute", choices=DTYPES)
+    context: int | None = setting(
+        None,
+        "longest sequence, in tokens",
+        kind="count",
+        minimum=1,
+        optional_text="the model's own",
+    )
+    kv_budget_bytes: int | None = setting(
+        None,
+        "bytes for the key-value cache of one rank, like 2GiB",
+        kind="bytes",
+        minimum=1,
+        optional_text="computed from free memory",
+    )
+    block_size: int = setting(16, "tokens in a cache block", minimum=1)
+    max_sequences: int = setting(64, "sequences computed in one step", minimum=1)
+    max_batch_tokens: int = setting(2048, "tokens computed in one step", kind="count", minimum=1)
+    chunk_tokens: int = setting(
+        512, "tokens of one prompt computed in one step", kind="count", minimum=1
+    )
+    max_waiting: int = setting(1024, "requests that may wait; more are refused", minimum=0)
+    api_key: str | None = setting(
+        None, "key that clients must send", secret=True, optional_text="none asked"
+    )
+    served_model_name: str | None = setting(
+        None, "model name in the API", optional_text="the model's directory name"
+    )
+    threads: int | None = setting(
+        None, "compute threads of one rank", minimum=1, optional_text="cores / tp"
+    )
+    seed: int = setting(0, "seed of requests that bring none", minimum=0)
+    drain_seconds: float = setting(30.0, "time for running requests at shutdown", minimum=0)
+    log_level: str = setting("info", "least level logged", choices=LOG_LEVELS)
+    max_body_bytes: int = setting(16 * 1024**2, "largest request body", kind="bytes", minimum=1024)
+    skip_gate: bool = setting(False, "report ready without known answers (never in production)")
+    check_digests: bool = setting(True, "check the store's digests while loading")
+
+    def __post_init__(self) -> None:
+        problems = [text for broken, text in self._rules() if broken]
+        if problems:
+            raise UsageError("settings contradict each other: " + "; ".join(problems))
+
+    def _rules(self) -> list[tuple[bool, str]]:
+        chunk, batch = self.chunk_tokens, self.max_batch_tokens
+        return [
+            (self.port > 65535, f"port {self.port} is above 65535"),
+            (chunk > batch, f"chunk_tokens {chunk} exceeds max_batch_tokens {batch}"),
+            (
+                self.max_sequences > batch,
+                f"max_sequences {self.max_sequences} exceeds max_batch_tokens {batch}, "
+                "and each sequence needs one token a step",
+            ),
+            (self.api_key == "", "api_key is empty; leave it out to ask for none"),
+        ]
+
+    def threads_per_rank(self, cores: int) -> int:
+        """Compute threads of each rank on a machine with that many usable cores."""
+        return self.threads if self.threads is not None else max(1, cores // self.tp)
+
+    def model_name(self) -> str:
+        """The model name clients see."""
+        return self.served_model_name or self.model.resolve().name
