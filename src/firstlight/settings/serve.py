@@ -29,7 +29,7 @@ class ServeSettings:
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0 takes a free one", minimum=0)
     tp: int = setting(1, "ranks that share each layer (tensor parallel)", minimum=1)
-    device: str = setting("auto", "platform to run on; auto takes the best one found")
+    device: str = setting("cpu", "platform to run on; auto takes the best one found")
     dtype: str = setting("float32", "type of weights in compute", choices=DTYPES)
     context: int | None = setting(
         None,
