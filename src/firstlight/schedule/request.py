@@ -1,4 +1,4 @@
-"""Owns what a request is while it is served: its tokens, its sampling parameters, how far it is computed.
+"""Owns what a request is while it is served: its tokens, its parameters, how far it is computed.
 
 Knows no tensor, no block and no HTTP.
 """
@@ -7,14 +7,17 @@ from enum import Enum
 
 import msgspec
 
+from firstlight.cache.prefix_index import PrefixChain
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is chosen. Validated where the request enters, trusted afterwards.
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `seed` makes the choice depend on
-    (seed, position) alone, so batch, chunking and preemption do not change it. `end_token_ids` end the
-    request (the model's end tokens unless they are to be ignored, and the caller's stop ids).
-    `logprobs` and `prompt_logprobs` give the number of alternatives beside the chosen token; None is off.
+    (seed, position) alone, so batch, chunking and preemption do not change it. `end_token_ids` end
+    the request (the model's end tokens unless they are to be ignored, and the caller's stop ids).
+    `logprobs` and `prompt_logprobs` give the number of alternatives beside the chosen token; None
+    is off.
     """
 
     max_tokens: int
@@ -43,7 +46,10 @@ class FinishReason(str, Enum):
 
 
 class SubmittedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as it enters the engine. `salt` and `media_digests` are part of its cache key."""
+    """A request as it enters the engine. `salt` and `media_digests` are part of its cache key.
+
+    Smaller `priority` numbers are served first.
+    """
 
     request_id: str
     prompt_ids: list[int]
@@ -62,9 +68,11 @@ class RequestState(str, Enum):
 
 
 class Request:
-    """A request in the scheduler. Known tokens are prompt and output; computed ones are in the cache.
+    """A request in the scheduler. Known tokens are prompt and output; the cache has the computed.
 
     Each step computed tokens catch up with known tokens; when they have, one more token is sampled.
+    Ranks hold the first `num_sent` known tokens; the caller has the log-probabilities of the first
+    `num_scored` prompt tokens (the first token has none). `prefix_chain` belongs to the cache.
     """
 
     def __init__(self, submitted: SubmittedRequest, arrival: int) -> None:
@@ -77,8 +85,31 @@ class Request:
         self.num_computed = 0
         self.num_cached = 0
         self.num_preemptions = 0
+        self.num_sent = 0
+        self.num_scored = 1
+        self.prefix_chain: PrefixChain | None = None
         self.row: int | None = None
         self.state = RequestState.WAITING
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among requests: smaller priority numbers first, then the earlier arrival."""
+        return (self.submitted.priority, self.arrival)
+
+    @property
+    def salt(self) -> str:
+        """Requests of different salts share no cache content."""
+        return self.submitted.salt
+
+    @property
+    def media_digests(self) -> tuple[str, ...]:
+        """What stands behind the placeholder tokens; part of the cache key."""
+        return self.submitted.media_digests
+
+    @property
+    def may_reuse(self) -> bool:
+        """False when log-probabilities of the prompt are wanted: all of it must be computed."""
+        return self.params.prompt_logprobs is None
 
     @property
     def num_known(self) -> int:

@@ -1,8 +1,8 @@
 """Owns the two records that cross to the ranks each step; knows no tensor and no policy.
 
-A plan holds new sequences whole and running ones as differences, so that its size does not grow with
-the tokens already sent. `row` is the sequence's place in every rank's row table, from NewSequence until
-it is named in `released`.
+A plan holds new sequences whole and running ones as differences, so that its size does not grow
+with the tokens already sent. `row` is the sequence's place in every rank's row table, from
+NewSequence until it is named in `released`.
 """
 
 import msgspec
@@ -27,9 +27,10 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
 class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
     """What one sequence computes in this step: its known tokens [start, start + count).
 
-    `new_tokens` became known and `new_blocks` were granted since the last plan that named this row
-    (empty for a sequence that is new in this plan). `sample` asks for the next token: it is set when
-    start + count reaches the known tokens.
+    `new_tokens` became known and `new_blocks` (one list a cache group, or no lists when there are
+    none) were granted since the last plan that named this row; both are empty for a sequence that
+    is new in this plan. `sample` asks for the next token: it is set when start + count reaches the
+    known tokens, unless the request wants no output.
     """
 
     row: int
@@ -83,7 +84,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FailedRow(msgspec.Struct, frozen=True, array_like=True):
-    """A row whose numbers are not finite; its request ends with an error and nothing of it is reused."""
+    """A row whose numbers are not finite; its request fails and nothing of it is reused."""
 
     row: int
     reason: str

@@ -1,0 +1,242 @@
+"""Owns how many tokens of each request are held and reusable, one number for all cache groups.
+
+Knows no tensor, no queue and no policy: whom to serve or to preempt is the scheduler's decision.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from firstlight.cache.paged_group import CacheGroup, GroupUsage, PagedGroup
+from firstlight.cache.prefix_index import PrefixChain, PrefixScope
+from firstlight.errors import ConfigError, UsageError
+from firstlight.sharding.state_spec import StateSpec
+
+
+class CacheableRequest(Protocol):
+    """What the cache reads of a request; `prefix_chain` is written by the manager alone."""
+
+    request_id: str
+    token_ids: list[int]
+    num_computed: int
+    prefix_chain: PrefixChain | None
+
+    @property
+    def salt(self) -> str:
+        """Requests of different salts share nothing."""
+        ...
+
+    @property
+    def media_digests(self) -> tuple[str, ...]:
+        """Digests of the images and other media behind the placeholder tokens."""
+        ...
+
+    @property
+    def may_reuse(self) -> bool:
+        """False when every token must be computed, as for prompt log-probabilities."""
+        ...
+
+
+@dataclass(frozen=True)
+class CacheUsage:
+    """A picture of the cache: `num_requests` hold blocks; `groups` are in spec order."""
+
+    block_size: int
+    num_requests: int
+    groups: tuple[GroupUsage, ...]
+
+    @property
+    def used_share(self) -> float:
+        """Share of the blocks in use, 0 to 1, in the fullest group."""
+        return max(group.used / group.usable for group in self.groups)
+
+
+@dataclass
+class Holding:
+    """Blocks for `capacity` tokens, the first `num_committed` of them full and clean."""
+
+    capacity: int
+    num_committed: int
+
+
+def distinct_specs(specs: Iterable[StateSpec | None]) -> list[StateSpec]:
+    """The cache groups of a model's layers: each spec once, in the order of first use."""
+    return list(dict.fromkeys(spec for spec in specs if spec is not None))
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold so many tokens; the planner rounds with this function too."""
+    return -(-num_tokens // block_size)
+
+
+class CacheManager:
+    """Block tables of all requests, group by group, and the reuse of equal prefixes.
+
+    Each group has `num_blocks` blocks of `block_size` tokens, block 0 reserved. Only blocks whose
+    tokens were all committed can be found by other requests, and nobody writes to a committed
+    block: sharing needs no copies and no locks. Two requests that compute equal content at once
+    each write their own blocks; the first to commit is the one found later.
+
+    Raises ConfigError for state that this cache cannot hold, OutOfBudget for fewer than 2 blocks.
+    """
+
+    def __init__(
+        self, groups: Sequence[StateSpec], *, num_blocks: int, block_size: int, model_digest: str
+    ) -> None:
+        if block_size < 1:
+            raise UsageError(f"the block size is {block_size} tokens; it must be at least 1")
+        _check_specs(groups)
+        self.block_size = block_size
+        self._model_digest = model_digest
+        self._groups: list[CacheGroup] = [
+            PagedGroup(spec, num_blocks=num_blocks, block_size=block_size) for spec in groups
+        ]
+        self._holdings: dict[str, Holding] = {}
+        self.max_tokens = block_size * min(group.num_usable for group in self._groups)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be taken now in every group."""
+        return min(group.num_free for group in self._groups)
+
+    def can_ever_fit(self, num_tokens: int) -> bool:
+        """Whether a single request of so many tokens fits into the empty cache."""
+        return num_tokens <= self.max_tokens
+
+    def lookup(self, request: CacheableRequest) -> int:
+        """Tokens of a request without blocks that need no computation; takes nothing.
+
+        A multiple of the block size, and less than the known tokens: the last one is always
+        computed, because its output is what the next token is chosen from.
+
+            known    0 ................................ n-1
+            cached   0 ...... c-1        c = k * B <= n - 1, found in every group
+        """
+        if not request.may_reuse:
+            return 0
+        chain = self._chain(request)
+        num_tokens = (len(request.token_ids) - 1) // self.block_size * self.block_size
+        # A group may hold state at single positions only, so the least is asked for again until
+        # nobody objects. It falls with each round, and 0 suits everybody.
+        while True:
+            least = min(group.reusable_tokens(chain, num_tokens) for group in self._groups)
+            if least == num_tokens:
+                return num_tokens
+            num_tokens = least
+
+    def cost(self, request: CacheableRequest, num_tokens: int, *, num_cached: int = 0) -> int:
+        """Free blocks to be taken for the request to hold `num_tokens`, in the dearest group.
+
+        `num_cached` is what lookup said of a request without blocks.
+        """
+        num_blocks = blocks_for(num_tokens, self.block_size)
+        holding = self._holdings.get(request.request_id)
+        if holding is not None:
+            return max(0, num_blocks - holding.capacity // self.block_size)
+        chain, num_shared = self._chain(request), num_cached // self.block_size
+        return max(group.cost(chain, num_shared, num_blocks) for group in self._groups)
+
+    def grow(self, request: CacheableRequest, num_tokens: int) -> list[list[int]] | None:
+        """Makes the request hold `num_tokens`; returns the blocks it gained, one list a group.
+
+        Empty when it gained none; None, and nothing changed, when they do not fit. A request
+        without blocks first shares those of its `num_computed` tokens, which lookup must just have
+        reported.
+        """
+        holding = self._holdings.get(request.request_id)
+        if holding is None:
+            return self._start(request, num_tokens)
+        if num_tokens <= holding.capacity:
+            return []
+        num_blocks = blocks_for(num_tokens - holding.capacity, self.block_size)
+        if num_blocks > self.num_free:
+            return None
+        holding.capacity += num_blocks * self.block_size
+        return [group.extend(request.request_id, num_blocks) for group in self._groups]
+
+    def commit(self, request: CacheableRequest, num_computed: int) -> None:
+        """Makes the blocks within the first `num_computed` tokens findable.
+
+        To be called only when the step that computed them came back clean.
+        """
+        holding = self._holdings[request.request_id]
+        num_full = num_computed // self.block_size
+        if num_full <= holding.num_committed:
+            return
+        assert num_computed <= holding.capacity, "tokens are committed that no block holds"
+        blocks, chain = range(holding.num_committed, num_full), self._chain(request)
+        for group in self._groups:
+            group.enter(request.request_id, chain, blocks)
+        holding.num_committed = num_full
+
+    def release(self, request: CacheableRequest) -> None:
+        """Gives back all blocks, if any; committed ones stay findable until they are reused."""
+        if self._holdings.pop(request.request_id, None) is not None:
+            for group in self._groups:
+                group.release(request.request_id)
+
+    def discard(self, request: CacheableRequest) -> None:
+        """Gives back all blocks of a request whose numbers went wrong and lets none be found again.
+
+        That includes blocks it found in the cache: if one of them is the cause, the next request of
+        that prefix computes it anew instead of failing too.
+        """
+        if request.request_id in self._holdings:
+            for group in self._groups:
+                group.discard(request.request_id)
+        self.release(request)
+
+    def blocks(self, request: CacheableRequest) -> list[list[int]]:
+        """The blocks a request holds in token order, one list a group."""
+        if request.request_id not in self._holdings:
+            return [[] for _ in self._groups]
+        return [list(group.table(request.request_id)) for group in self._groups]
+
+    def usage(self) -> CacheUsage:
+        """Counts blocks by condition, in constant time."""
+        groups = tuple(group.usage() for group in self._groups)
+        return CacheUsage(self.block_size, len(self._holdings), groups)
+
+    def check_integrity(self) -> None:
+        """Recounts every group against what requests hold; for tests and idle moments."""
+        committed = {key: holding.num_committed for key, holding in self._holdings.items()}
+        for group in self._groups:
+            group.check_integrity(committed)
+            for request_id, holding in self._holdings.items():
+                held = len(group.table(request_id)) * self.block_size
+                assert held == holding.capacity, f"{request_id}: {held} tokens, not {holding}"
+
+    def _start(self, request: CacheableRequest, num_tokens: int) -> list[list[int]] | None:
+        chain, num_cached = self._chain(request), request.num_computed
+        num_shared, num_blocks = (
+            num_cached // self.block_size,
+            blocks_for(num_tokens, self.block_size),
+        )
+        assert num_cached % self.block_size == 0 and num_cached < num_tokens
+        for group in self._groups:
+            if group.cost(chain, num_shared, num_blocks) > group.num_free:
+                return None
+        self._holdings[request.request_id] = Holding(num_blocks * self.block_size, num_shared)
+        return [
+            group.start(request.request_id, chain, num_shared, num_blocks) for group in self._groups
+        ]
+
+    def _chain(self, request: CacheableRequest) -> PrefixChain:
+        if request.prefix_chain is None:
+            scope = PrefixScope(
+                self._model_digest, self.block_size, request.salt, request.media_digests
+            )
+            request.prefix_chain = PrefixChain(scope, request.token_ids)
+        return request.prefix_chain
+
+
+def _check_specs(groups: Sequence[StateSpec]) -> None:
+    if not groups:
+        raise ConfigError("the model declares no layer that keeps state: there is nothing to cache")
+    if len(set(groups)) != len(groups):
+        raise ConfigError("a state spec is given twice: layers of equal state form one cache group")
+    unknown = sorted({spec.kind for spec in groups} - {"grouped_query"})
+    if unknown:
+        raise ConfigError(
+            f"the cache holds grouped_query state only; this model also keeps {', '.join(unknown)}"
+        )

@@ -1,0 +1,101 @@
+"""Owns the names of cached content and where it lies; knows no request, no holder and no tensor.
+
+    tokens   0 ........ B-1 | B ....... 2B-1 | 2B ...... 3B-1 | 3B ... n-1
+    blocks        0         |       1        |       2        | 3 (not full: it has no key)
+    keys     k0 = H(root,0) | k1 = H(k0,1)   | k2 = H(k1,2)   |
+
+    root = H(model digest, block size, salt, media digests)
+
+A key therefore names everything the content depends on. Keys are 256-bit BLAKE3 digests.
+"""
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import NamedTuple, NewType
+
+from blake3 import blake3
+
+PrefixKey = NewType("PrefixKey", bytes)
+
+_ROOT_CONTEXT = "firstlight prefix cache root, version 1"
+
+
+class PrefixScope(NamedTuple):
+    """What content depends on besides its tokens: blocks are shared only within equal scopes."""
+
+    model_digest: str
+    block_size: int
+    salt: str
+    media_digests: tuple[str, ...]
+
+    def root(self) -> PrefixKey:
+        """The parent of the first block's key. Each field goes in behind its length."""
+        fields = (self.model_digest, str(self.block_size), self.salt, *self.media_digests)
+        hasher = blake3(derive_key_context=_ROOT_CONTEXT)
+        for field in fields:
+            data = field.encode("utf-8", "surrogatepass")
+            hasher.update(len(data).to_bytes(8, "little") + data)
+        return PrefixKey(hasher.digest())
+
+
+class PrefixChain:
+    """Keys of the full blocks of one growing list of tokens, hashed when first asked for and kept.
+
+    The list may only grow at its end.
+    """
+
+    def __init__(self, scope: PrefixScope, token_ids: Sequence[int]) -> None:
+        self._token_ids = token_ids
+        self._block_size = scope.block_size
+        self._pack = Struct(f"<{scope.block_size}I").pack
+        self._root = scope.root()
+        self._keys: list[PrefixKey] = []
+
+    def key(self, block_index: int) -> PrefixKey:
+        """The key of tokens [block_index * B, (block_index + 1) * B), all known by now."""
+        keys = self._keys
+        while len(keys) <= block_index:
+            first = len(keys) * self._block_size
+            tokens = self._token_ids[first : first + self._block_size]
+            assert len(tokens) == self._block_size, "only full blocks have a key"
+            parent = keys[-1] if keys else self._root
+            keys.append(PrefixKey(blake3(parent + self._pack(*tokens)).digest()))
+        return keys[block_index]
+
+
+class PrefixIndex:
+    """Which block of one cache group holds which content: one block a key, one key a block."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[PrefixKey, int] = {}
+        self._keys: dict[int, PrefixKey] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._keys
+
+    def find(self, key: PrefixKey) -> int | None:
+        """The block with this content, or None."""
+        return self._blocks.get(key)
+
+    def enter(self, key: PrefixKey, block: int) -> None:
+        """Makes a full block findable, unless another block with that content is."""
+        if key not in self._blocks:
+            assert block not in self._keys, f"block {block} is entered under two keys"
+            self._blocks[key] = block
+            self._keys[block] = key
+
+    def discard(self, block: int) -> bool:
+        """Forgets what the block holds and says whether anything was known."""
+        key = self._keys.pop(block, None)
+        if key is None:
+            return False
+        del self._blocks[key]
+        return True
+
+    def check_integrity(self) -> None:
+        """Checks that the two directions name the same pairs."""
+        pairs = {(key, block) for block, key in self._keys.items()}
+        assert pairs == set(self._blocks.items()), "keys and blocks of the prefix index disagree"

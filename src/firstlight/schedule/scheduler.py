@@ -1,0 +1,304 @@
+"""Owns which request computes how many tokens in each step, and when it starts, yields and ends.
+
+Knows no tensor and no transport: it makes StepPlans, reads StepResults, asks the cache for blocks.
+
+There is no prefill and no decode. In each step the computed tokens of a request catch up with its
+known tokens; when they have, one token is sampled. The step's token budget goes, in this order, to
+
+ 1. requests one token behind (answers being written): a prompt never stalls them;
+ 2. running prompts, at most `chunk_tokens` each: the first of all running requests, then those with
+    fewest tokens left, so that a short prompt does not queue behind long ones. While somebody can
+    be admitted, up to half of what 1. left, one chunk at most, is kept for 3.: newcomers share the
+    step with long prompts instead of waiting for their end;
+ 3. waiting requests by (priority, arrival), the first that must wait holding back those behind it.
+
+A request that gets no block preempts the last of the running requests by (priority, arrival), or
+stands still if that is itself. The first one can thus take every block, add() refuses what does not
+fit alone, and budgets hold a token per sequence: the first request advances in every step, so each
+one finishes.
+"""
+
+from collections.abc import Iterable
+
+from firstlight.cache.manager import CacheManager
+from firstlight.schedule.admission import Entrance, Hold, Room, find_hold, find_refusal
+from firstlight.schedule.answers import Answers, RequestUpdate
+from firstlight.schedule.request import FinishReason, Request, RequestState, SubmittedRequest
+from firstlight.schedule.request_order import RequestOrder
+from firstlight.schedule.row_table import RowTable
+from firstlight.schedule.settings import SchedulerSettings
+from firstlight.schedule.step import SampledToken, SequenceStep, StepPlan, StepResult
+from firstlight.schedule.step_draft import StepDraft
+from firstlight.schedule.tally import SchedulerCounts, Tally
+
+
+class Scheduler:
+    """Requests from their submission to their end; one thread calls schedule, update, schedule...
+
+    add() and cancel() may come between any two calls, a plan being under way or not.
+    """
+
+    def __init__(self, settings: SchedulerSettings, cache: CacheManager) -> None:
+        self._settings = settings
+        self._cache = cache
+        self._most_tokens = min(settings.context_length, cache.max_tokens)
+        self._waiting = RequestOrder()
+        self._running = RequestOrder()
+        self._requests: dict[str, Request] = {}
+        self._rows = RowTable(settings.max_sequences)
+        self._tally = Tally()
+        self._num_steps = 0
+        self._under_way: StepDraft | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether schedule() would return a plan."""
+        return bool(self._requests)
+
+    @property
+    def counts(self) -> SchedulerCounts:
+        """Counters and gauges, which add up at any moment."""
+        return self._tally.counts(waiting=len(self._waiting), running=len(self._running))
+
+    def add(self, submitted: SubmittedRequest) -> None:
+        """Queues a request. Raises RequestError with a RefusalCode and then keeps nothing."""
+        self._tally.received += 1
+        entrance = Entrance(
+            self._settings,
+            self._cache.max_tokens,
+            len(self._waiting),
+            submitted.request_id in self._requests,
+        )
+        refusal = find_refusal(submitted, entrance)
+        if refusal is not None:
+            self._tally.refused[refusal.code.value] += 1
+            raise refusal.to_error()
+        request = Request(submitted, arrival=self._tally.received)
+        self._requests[request.request_id] = request
+        self._waiting.add(request)
+
+    def cancel(self, request_ids: Iterable[str]) -> list[RequestUpdate]:
+        """Ends requests at once and returns their last updates; unknown ids are ignored.
+
+        A step under way may still compute them: its answers for them are dropped.
+        """
+        found = [self._requests[key] for key in dict.fromkeys(request_ids) if key in self._requests]
+        for request in found:
+            self._finish(request, FinishReason.CANCELLED)
+        return [_last_update(request, FinishReason.CANCELLED) for request in found]
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when there is nothing to do. After a step comes update().
+
+        Rows released while nothing is left to do are named in the first plan after.
+        """
+        assert self._under_way is None, "schedule is called while a step is under way"
+        if not self._requests:
+            return None
+        self._num_steps += 1
+        draft = StepDraft(self._num_steps, budget=self._settings.max_batch_tokens)
+        answering, prompts = self._split_running()
+        for request in answering:
+            self._advance(request, draft)
+        kept = self._tokens_kept_for_newcomer(draft, prompts)
+        draft.budget -= kept
+        for request in prompts:
+            self._advance(request, draft)
+        draft.budget += kept
+        self._admit(draft, prompts)
+        assert draft.steps, "there are requests and none advances"
+        self._under_way = draft
+        return draft.to_plan(self._rows.take_released())
+
+    def update(self, result: StepResult) -> list[RequestUpdate]:
+        """Takes in what the step under way computed; returns what is new, request by request.
+
+        A failed row ends its request with an error, and none of its blocks is found again.
+        """
+        draft, self._under_way = self._under_way, None
+        assert draft is not None and draft.number == result.step, "a result of no step under way"
+        answers = Answers(result)
+        updates: list[RequestUpdate] = []
+        for request, step in draft.steps.items():
+            if request.state is not RequestState.RUNNING:
+                continue  # cancelled while the step was under way
+            update = self._settle(request, step, answers)
+            if update is not None:
+                updates.append(update)
+        return updates
+
+    def check_integrity(self) -> None:
+        """Recounts rows, blocks, orders and counters; for tests and idle moments."""
+        self._running.check_integrity()
+        self._waiting.check_integrity()
+        self._cache.check_integrity()
+        waiting, running = list(self._waiting), list(self._running)
+        self._tally.check_integrity(waiting=len(waiting), running=len(running))
+        assert {*waiting, *running} == set(self._requests.values()), "a request is in no queue"
+        assert all(request.row is None for request in waiting), "a waiting request has a row"
+        self._rows.check_integrity([request.row for request in running if request.row is not None])
+        assert self._cache.usage().num_requests == len(running), "blocks are held by no running one"
+
+    def _split_running(self) -> tuple[list[Request], list[Request]]:
+        """Running requests one token behind, and the others in the order they are to advance."""
+        answering: list[Request] = []
+        prompts: list[Request] = []
+        for request in self._running:
+            one_behind = len(request.token_ids) - request.num_computed == 1
+            (answering if one_behind else prompts).append(request)
+        first = self._running.first
+        prompts.sort(key=lambda r: (r is not first, r.submitted.priority, r.num_pending, r.arrival))
+        return answering, prompts
+
+    def _advance(self, request: Request, draft: StepDraft) -> None:
+        """Plans as many of its tokens as chunk and budget allow, if it gets the blocks for them."""
+        pending = len(request.token_ids) - request.num_computed
+        count = min(pending, self._settings.chunk_tokens, draft.budget)
+        if count < 1 or request.state is not RequestState.RUNNING:
+            return  # the budget is spent, or it was preempted in this very step
+        num_tokens = request.num_computed + count
+        blocks = self._cache.grow(request, num_tokens)
+        if blocks is None:
+            draft.is_contested = True
+            blocks = self._grow_by_preempting(request, num_tokens, draft)
+        if blocks is not None:
+            draft.add(request, count, blocks)
+
+    def _grow_by_preempting(
+        self, request: Request, num_tokens: int, draft: StepDraft
+    ) -> list[list[int]] | None:
+        """Preempts from the end of the running order until the blocks suffice or it is last."""
+        blocks = None
+        while blocks is None:
+            victim = self._running.last
+            assert victim is not None, f"{request.request_id} is not running"
+            if victim is request:
+                return None
+            draft.remove(victim)
+            self._preempt(victim)
+            blocks = self._cache.grow(request, num_tokens)
+        return blocks
+
+    def _preempt(self, request: Request) -> None:
+        """Puts a running request back into the queue; what it computed may still be cached then."""
+        self._stop(request)
+        request.state = RequestState.WAITING
+        request.num_preemptions += 1
+        self._tally.preemptions += 1
+        self._waiting.add(request)
+
+    def _tokens_kept_for_newcomer(self, draft: StepDraft, prompts: list[Request]) -> int:
+        newcomer = self._waiting.first
+        if newcomer is None or not prompts:
+            return 0
+        if self._find_hold(newcomer, draft, self._num_reserved_blocks(prompts)) is not None:
+            return 0
+        return min(newcomer.num_known, self._settings.chunk_tokens, draft.budget // 2)
+
+    def _admit(self, draft: StepDraft, prompts: list[Request]) -> None:
+        """Starts waiting requests in order until one has to wait, and notes why it has to."""
+        self._tally.held_back = None
+        num_reserved = self._num_reserved_blocks(prompts)
+        while (request := self._waiting.first) is not None:
+            hold = self._find_hold(request, draft, num_reserved)
+            if hold is not None:
+                self._tally.held_back = hold.value
+                return
+            self._start(request, draft)
+            num_reserved += 1 + self._cache.cost(request, request.num_known)
+
+    def _find_hold(self, request: Request, draft: StepDraft, num_reserved: int) -> Hold | None:
+        free_blocks = self._cache.num_free
+        room = Room(
+            self._rows.num_free, draft.budget, free_blocks, num_reserved, draft.is_contested
+        )
+        return find_hold(request, room, self._cache)
+
+    def _num_reserved_blocks(self, prompts: list[Request]) -> int:
+        """Blocks that running prompts still need, and one for each running request to write on.
+
+        Without them a newcomer would take the blocks of half-computed prompts and be preempted for
+        it.
+        """
+        needed = sum(self._cache.cost(request, request.num_known) for request in prompts)
+        return needed + len(self._running)
+
+    def _start(self, request: Request, draft: StepDraft) -> None:
+        """Gives a waiting request row and blocks; plans its first tokens behind the cached ones."""
+        self._waiting.remove(request)
+        request.num_computed = self._cache.lookup(request)
+        count = min(request.num_pending, self._settings.chunk_tokens, draft.budget)
+        blocks = self._cache.grow(request, request.num_computed + count)
+        assert blocks is not None, f"{request.request_id} was admitted without blocks"
+        self._tally.start(request)
+        request.row = self._rows.take()
+        request.state = RequestState.RUNNING
+        self._running.add(request)
+        draft.add_new(request, count, blocks)
+
+    def _settle(
+        self, request: Request, step: SequenceStep, answers: Answers
+    ) -> RequestUpdate | None:
+        """Takes in one row's answer; None when there is nothing to tell."""
+        if step.row in answers.failed:
+            return self._fail(request, answers.failed[step.row])
+        request.num_computed = step.start + step.count
+        self._tally.computed_tokens += step.count
+        self._cache.commit(request, request.num_computed)
+        token = answers.tokens.get(step.row) if step.sample else None
+        if step.sample and token is None:
+            return self._fail(request, "the ranks returned no token for it; this is a bug")
+        scores = answers.take_scores(request, step.row)
+        if token is not None:
+            request.token_ids.append(token.token_id)
+            self._tally.output_tokens += 1
+        finish = self._find_finish(request, token)
+        if token is None and scores is None and finish is None:
+            return None
+        if finish is not None:
+            self._finish(request, finish)
+        return RequestUpdate(
+            request_id=request.request_id,
+            token_ids=[] if token is None else [token.token_id],
+            logprobs=None if token is None or token.logprobs is None else [token.logprobs],
+            prompt_logprobs=scores,
+            finish=finish,
+            num_cached=request.num_cached,
+        )
+
+    def _find_finish(self, request: Request, token: SampledToken | None) -> FinishReason | None:
+        """Ends by the request's own rules, at the context's end, or when no output is wanted."""
+        if token is not None:
+            full = len(request.token_ids) >= self._most_tokens
+            return request.finish_reason() or (FinishReason.LENGTH if full else None)
+        return FinishReason.LENGTH if request.num_pending == 0 else None
+
+    def _fail(self, request: Request, reason: str) -> RequestUpdate:
+        self._cache.discard(request)
+        self._finish(request, FinishReason.ERROR)
+        return _last_update(request, FinishReason.ERROR, reason)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """Ends a waiting or running request and gives back everything it holds."""
+        if request.state is RequestState.RUNNING:
+            self._stop(request)
+        else:
+            self._waiting.remove(request)
+        request.state = RequestState.FINISHED
+        del self._requests[request.request_id]
+        self._tally.finished[reason] += 1
+
+    def _stop(self, request: Request) -> None:
+        """Takes a running request off the ranks."""
+        assert request.row is not None, f"{request.request_id} runs without a row"
+        self._running.remove(request)
+        self._cache.release(request)
+        self._rows.give_back(request.row)
+        request.row = None
+        request.num_computed = request.num_sent = 0
+
+
+def _last_update(request: Request, finish: FinishReason, error: str | None = None) -> RequestUpdate:
+    return RequestUpdate(
+        request_id=request.request_id, finish=finish, error=error, num_cached=request.num_cached
+    )

@@ -1,0 +1,57 @@
+"""Owns a plan while it is made, and whose each of its steps is; takes no decision."""
+
+from firstlight.schedule.request import Request
+from firstlight.schedule.step import NewSequence, SequenceStep, StepPlan
+
+
+class StepDraft:
+    """Collects what the next plan computes; `budget` is how many tokens it still may.
+
+    `is_contested` is set when a running request did not get the blocks it needs: then nobody is
+    admitted.
+    """
+
+    def __init__(self, number: int, *, budget: int) -> None:
+        self.number = number
+        self.budget = budget
+        self.is_contested = False
+        self.steps: dict[Request, SequenceStep] = {}
+        self._new: list[NewSequence] = []
+
+    def add(self, request: Request, count: int, new_blocks: list[list[int]]) -> None:
+        """Computes `count` more tokens of a request whose row the ranks hold."""
+        new_tokens = request.token_ids[request.num_sent :]
+        self._step(request, count, new_tokens, new_blocks)
+
+    def add_new(self, request: Request, count: int, blocks: list[list[int]]) -> None:
+        """Hands a sequence to the ranks whole; computes `count` tokens behind the cached ones."""
+        assert request.row is not None, f"{request.request_id} has no row"
+        tokens = list(request.token_ids)
+        self._new.append(
+            NewSequence(
+                request.row, request.request_id, tokens, request.num_prompt, request.params, blocks
+            )
+        )
+        self._step(request, count, [], [])
+
+    def remove(self, request: Request) -> None:
+        """Takes back what was added for a request that is preempted after all."""
+        step = self.steps.pop(request, None)
+        if step is not None:
+            self.budget += step.count
+
+    def to_plan(self, released: list[int]) -> StepPlan:
+        """The record for the ranks."""
+        return StepPlan(self.number, self._new, list(self.steps.values()), released)
+
+    def _step(
+        self, request: Request, count: int, new_tokens: list[int], new_blocks: list[list[int]]
+    ) -> None:
+        assert request.row is not None, f"{request.request_id} has no row"
+        start, num_known = request.num_computed, len(request.token_ids)
+        sample = start + count == num_known and request.params.max_tokens > 0
+        self.steps[request] = SequenceStep(
+            request.row, start, count, sample, new_tokens, new_blocks
+        )
+        request.num_sent = num_known
+        self.budget -= count
