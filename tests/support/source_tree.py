@@ -97,7 +97,9 @@ def table(title: str) -> list[list[str]]:
     match = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
     assert match, f"docs/architecture.md has no heading {title!r}"
     lines = [line for line in match.group(1).splitlines() if line.startswith("|")]
-    rows = [[cell.strip() for cell in line.replace("`", "").strip("|").split("|")] for line in lines]
+    rows = [
+        [cell.strip() for cell in line.replace("`", "").strip("|").split("|")] for line in lines
+    ]
     assert len(rows) > 2, f"docs/architecture.md has no table under {title!r}"
     return rows[2:]
 

@@ -109,6 +109,16 @@ def resolve(
     return Resolved(cls(**values), types.MappingProxyType(origins))
 
 
+def resolve_flags(cls: type[T], flags: Mapping[str, Any]) -> T:
+    """Reads a verb's settings from its flags, and secrets not given there from their variables.
+
+    Raises UsageError as `resolve` does.
+    """
+    secrets = {variable_of(name) for name, detail in fields_of(cls).items() if detail.secret}
+    given = {name: text for name, text in os.environ.items() if name in secrets}
+    return resolve(cls, flags, given).value
+
+
 def fields_of(cls: type[Any]) -> dict[str, Field]:
     """The settings of a dataclass by name, in the order they are declared."""
     return {field.name: field.metadata["setting"] for field in dataclasses.fields(cls)}

@@ -1,0 +1,99 @@
+"""Owns the command line: the verbs, and how every way to end becomes an exit code and one line.
+
+Knows no verb's work; importing it imports neither torch nor anything a verb needs to run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+
+from firstlight.cli import bench, probe, serve, smoke, version
+from firstlight.cli.options import EXIT_CODES
+from firstlight.errors import FirstlightError
+from firstlight.settings.settings import debug_wanted
+
+INTERRUPTED = 130
+USAGE = 2
+BUG = 70
+PIPE_CLOSED = 141
+
+# Frozen: scripts of users call these names.
+VERBS: dict[str, Callable[..., Any]] = {
+    "serve": serve.serve,
+    "smoke": smoke.smoke,
+    "bench": bench.bench,
+    "probe": probe.probe,
+    "version": version.version,
+}
+
+
+def build_app() -> typer.Typer:
+    """Makes the command line with all its verbs."""
+    app = typer.Typer(
+        name="firstlight",
+        help="Bring a just-released model up and serve it: from checkpoint to verified service.",
+        epilog=EXIT_CODES,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name, function in VERBS.items():
+        app.command(name, epilog=EXIT_CODES)(function)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a verb and returns the process's exit code; no traceback leaves it unless asked for."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = build_app()(
+            args=given or ["--help"],
+            prog_name="firstlight",
+            standalone_mode=False,
+        )
+        sys.stdout.flush()
+        return int(code or 0) if given else USAGE
+    except BrokenPipeError:
+        # The reader has gone; nothing more may be written, not even at interpreter shutdown.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except BaseException as problem:
+        return _ended(problem)
+
+
+def _ended(problem: BaseException) -> int:
+    if debug_wanted():
+        traceback.print_exc()
+    if isinstance(problem, (KeyboardInterrupt, typer.Abort)):
+        _say("interrupted")
+        return INTERRUPTED
+    if isinstance(problem, SystemExit):
+        return problem.code if isinstance(problem.code, int) else int(problem.code is not None)
+    if isinstance(problem, FirstlightError):
+        _say(f"error: {problem}")
+        return problem.exit_code
+    if callable(message := getattr(problem, "format_message", None)):
+        # The command line itself could not be understood.
+        _say(f"error: {message()}")
+        return int(getattr(problem, "exit_code", USAGE))
+    _say(
+        f"error: a bug in firstlight: {type(problem).__name__}: {problem} "
+        "(FIRSTLIGHT_DEBUG=1 shows where; please report it)"
+    )
+    return BUG
+
+
+def _say(text: str) -> None:
+    line = " ".join(text.split())
+    sys.stderr.write(f"firstlight: {line}\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,103 @@
+"""Owns how a dataclass of settings becomes options of a verb, so that flags cannot drift from it.
+
+Knows typer and the details of `settings.Field`; refuses to know what any setting means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from firstlight.settings.settings import Field, fields_of, flag_of
+
+EXIT_CODES = (
+    "Exit codes: 0 all holds, 1 a check failed, 2 usage, 3 bad input, 4 environment, "
+    "70 a bug in firstlight, 130 interrupted."
+)
+_SWITCH: Mapping[bool, str] = {True: "on", False: "off"}
+AsJson = Annotated[bool, typer.Option("--json", help="print the report as JSON")]
+
+
+def options_from(
+    cls: type[Any], *, arguments: tuple[str, ...] = ()
+) -> Callable[[Callable[..., int]], Callable[..., Any]]:
+    """Makes a verb of a function whose first parameter takes the flags given, by field name.
+
+    Fields named in `arguments` become positional, all others options; both are None when not
+    given. Further parameters of the function stay options of their own.
+    """
+    generated = _parameters(cls, arguments)
+    names = [parameter.name for parameter in generated]
+
+    def decorate(function: Callable[..., int]) -> Callable[..., Any]:
+        declared = inspect.signature(function, eval_str=True).parameters.values()
+        own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in declared][1:]
+
+        def verb(**given: Any) -> int:
+            flags: Mapping[str, Any] = {name: given.pop(name) for name in names}
+            return function(flags, **given)
+
+        parameters = [*generated, *own]
+        verb.__name__, verb.__doc__ = function.__name__, function.__doc__
+        verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return verb
+
+    return decorate
+
+
+def _parameters(cls: type[Any], arguments: tuple[str, ...]) -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    found = [
+        _parameter(name, hints[name], detail, fields[name].default, name in arguments)
+        for name, detail in fields_of(cls).items()
+    ]
+    return sorted(found, key=lambda parameter: parameter.name not in arguments)
+
+
+def _parameter(
+    name: str, hint: Any, detail: Field, default: Any, is_argument: bool
+) -> inspect.Parameter:
+    kind: Any = next((part for part in typing.get_args(hint) if part is not type(None)), hint)
+    optional: Any = kind if detail.kind == "plain" else str
+    optional = optional | None
+    text = _help(detail, default)
+    if is_argument:
+        info: Any = typer.Argument(help=text, show_default=False, metavar=name.upper())
+        required = default is dataclasses.MISSING
+        annotation = Annotated[Path if kind is Path else str, info]
+        return inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=annotation if required else Annotated[optional, info],
+            default=inspect.Parameter.empty if required else None,
+        )
+    flag = flag_of(name)
+    declared = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
+    info = typer.Option(declared, help=text, show_default=False)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[optional, info],
+        default=None,
+    )
+
+
+def _help(detail: Field, default: Any) -> str:
+    words = [detail.help]
+    if detail.choices:
+        words.append(f"({', '.join(detail.choices)})")
+    if default is None:
+        words.append(f"[default: {detail.optional_text}]")
+    elif default is not dataclasses.MISSING and default != "":
+        words.append(
+            f"[default: {'on' if default is True else 'off' if default is False else default}]"
+        )
+    return " ".join(words)

@@ -1,0 +1,47 @@
+"""Owns the verb `serve`: resolves settings and hands them to the launcher.
+
+Knows neither engine nor HTTP; it ends when the service has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from firstlight.cli.options import options_from
+from firstlight.settings.serve import ServeSettings
+
+SettingsFile = Annotated[
+    Path | None, typer.Option("--settings", help="JSON file of settings", show_default=False)
+]
+ShowSettings = Annotated[
+    bool, typer.Option("--show-settings", help="print each setting and its origin, then end")
+]
+
+
+@options_from(ServeSettings, arguments=("model",))
+def serve(
+    flags: Mapping[str, Any], settings: SettingsFile = None, show_settings: ShowSettings = False
+) -> int:
+    """Serve a model to OpenAI clients.
+
+    MODEL is a store, a checkpoint folder or a GGUF file.
+
+    Each option is also a variable (--max-sequences: FIRSTLIGHT_MAX_SEQUENCES) and a key of the
+    settings file; the flag wins over the variable, the variable over the file.
+    """
+    from firstlight.settings.settings import resolve, settings_file
+
+    resolved = resolve(ServeSettings, flags, file=settings_file(settings))
+    if show_settings:
+        print("\n".join(resolved.describe()))
+        return 0
+    from firstlight.platforms.torch_check import require_torch
+
+    require_torch()
+    from firstlight.engine.launch import serve as launch
+
+    return launch(resolved.value)
