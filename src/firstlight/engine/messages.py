@@ -33,6 +33,8 @@ class Output(msgspec.Struct, frozen=True):
     """What became known of one request since its last Output. `finish` is set in the last one.
 
     `num_cached` counts prompt tokens found in the prefix cache, once the request has started.
+    `refusal` is the code of a request that was never queued; `error` then says why and `parameter`
+    names the field to blame.
     """
 
     request_id: str
@@ -42,6 +44,8 @@ class Output(msgspec.Struct, frozen=True):
     finish: FinishReason | None = None
     error: str | None = None
     num_cached: int = 0
+    refusal: str | None = None
+    parameter: str | None = None
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
@@ -82,6 +86,7 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     """The engine has ended after a drain or a failure; nothing follows."""
 
     failure: str | None = None
+    exit_code: int = 0
 
 
 ToEngine = Submit | Cancel | Drain

@@ -1,0 +1,131 @@
+"""Owns the one way a model comes to be: built without storage, allocated in local shapes, loaded, cut.
+
+Knows no request and no cache.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from firstlight.checkpoint.loader import LoadReport, load_into
+from firstlight.kernels.registry import KernelSet
+from firstlight.models.spec import ModelSpec
+from firstlight.parallel.apply import apply_rules
+from firstlight.parallel.mesh import Mesh
+from firstlight.sharding.slices import local_shape, slice_for
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How a model is built: compute dtype, device, positions of the rotary tables, reader threads."""
+
+    dtype: torch.dtype
+    device: torch.device
+    num_positions: int
+    threads: int = 2
+    check_digests: bool = True
+
+
+@dataclass(frozen=True)
+class AssembledModel:
+    """A rank's part of a model, ready to run. `planned_bytes` follows from the rules alone."""
+
+    module: Any
+    report: LoadReport
+    planned_bytes: int
+    allocated_bytes: int
+
+
+def assemble(
+    spec: ModelSpec,
+    source: Any,
+    *,
+    mesh: Mesh,
+    kernels: KernelSet,
+    options: BuildOptions,
+    progress: Any = None,
+) -> AssembledModel:
+    """Builds the model on meta, allocates this rank's part, fills it from a store or checkpoint.
+
+    Raises LayoutError before anything is allocated when the model cannot be cut this way, and what
+    the loader raises for missing, damaged or short data.
+    """
+    module = build_on_meta(spec, kernels, options.num_positions)
+    parameters = allocate(spec, mesh, options)
+    install(module, parameters, spec)
+    report = load_into(
+        parameters,
+        source,
+        spec,
+        mesh.place,
+        progress=progress,
+        threads=options.threads,
+        check=options.check_digests,
+    )
+    move_buffers(module, options.device)
+    apply_rules(module, spec.family.table, spec.facts, mesh)
+    return AssembledModel(
+        module=module.requires_grad_(False).eval(),
+        report=report,
+        planned_bytes=planned_bytes(spec, mesh, options.dtype),
+        allocated_bytes=sum(t.untyped_storage().nbytes() for t in parameters.values()),
+    )
+
+
+def build_on_meta(spec: ModelSpec, kernels: KernelSet, num_positions: int) -> nn.Module:
+    """Returns the family's module with shapes but no storage."""
+    with torch.device("meta"):
+        module: nn.Module = spec.family.builder()(spec.config, kernels, num_positions)
+    return module
+
+
+def allocate(spec: ModelSpec, mesh: Mesh, options: BuildOptions) -> dict[str, Tensor]:
+    """Returns uninitialised tensors, by parameter name, of the shapes this rank holds."""
+    parameters: dict[str, Tensor] = {}
+    for rule in spec.tensors:
+        part = slice_for(rule, spec.facts, mesh.place)
+        if part is not None:
+            shape = local_shape(rule, part)
+            parameters[rule.name] = torch.empty(shape, dtype=options.dtype, device=options.device)
+    return parameters
+
+
+def install(module: nn.Module, parameters: Mapping[str, Tensor], spec: ModelSpec) -> None:
+    """Puts tensors in the place of the module's parameters, tied ones shared.
+
+    Asserts that none is left without storage: the rule table and the module must agree.
+    """
+    for name, tensor in parameters.items():
+        _set_parameter(module, name, nn.Parameter(tensor, requires_grad=False))
+    if "tied" in spec.facts.flags:
+        for name, shared in spec.family.table.tied:
+            _set_parameter(module, name, module.get_parameter(shared))
+    empty = [n for n, p in module.named_parameters() if p.is_meta]
+    assert not empty, f"parameters the rule table of {spec.family.name} does not name: {empty}"
+
+
+def move_buffers(module: nn.Module, device: torch.device) -> None:
+    """Moves what is computed rather than loaded (rotary tables) to the device."""
+    for owner in module.modules():
+        for name, buffer in list(owner.named_buffers(recurse=False)):
+            setattr(owner, name, buffer.to(device))
+
+
+def planned_bytes(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype) -> int:
+    """Returns the bytes of weights the rules give to this rank."""
+    total = 0
+    for rule in spec.tensors:
+        part = slice_for(rule, spec.facts, mesh.place)
+        if part is not None:
+            total += dtype.itemsize * torch.Size(local_shape(rule, part)).numel()
+    return total
+
+
+def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    assert leaf in owner._parameters, f"the module has no parameter {name}"
+    owner._parameters[leaf] = parameter

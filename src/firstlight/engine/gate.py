@@ -1,0 +1,79 @@
+"""Owns the start-up gate: what must hold before the service calls itself ready.
+
+Compares the service's own answers, taken on the path that requests take, with those recorded beside the
+weights. Knows neither tensors nor HTTP.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from firstlight.checkpoint.known_answers import KnownAnswers, KnownCase
+from firstlight.schedule.step import TokenLogprobs
+
+# Other kernels and other summation orders may stray a few times as far as the recorded spread.
+SPREAD_FACTOR = 4.0
+LEAST_TOLERANCE = 2e-5
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """What the gate found. `compared` counts positions whose top-1 had to agree."""
+
+    passed: bool
+    compared: int
+    positions: int
+    worst_logprob_error: float
+    tolerance: float
+    failures: tuple[str, ...]
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        verdict = "hold" if self.passed else "DO NOT HOLD"
+        return (
+            f"known answers {verdict}: {self.compared} of {self.positions} positions compared, "
+            f"largest log-probability error {self.worst_logprob_error:.2g} "
+            f"(allowed {self.tolerance:.2g})"
+        )
+
+
+def tolerance_for(answers: KnownAnswers, dtype: str) -> float:
+    """Returns how far a log-probability may lie from the recorded one in this dtype."""
+    spread = answers.spread.get(dtype, max(answers.spread.values(), default=0.0))
+    return max(LEAST_TOLERANCE, SPREAD_FACTOR * spread)
+
+
+def compare_answers(
+    answers: KnownAnswers, scores: Sequence[Sequence[TokenLogprobs]], dtype: str
+) -> GateResult:
+    """Compares the service's scores of every case, in order, with the recorded ones.
+
+    A log-probability may differ by the tolerance, top-1 only where the recorded margin is smaller than
+    that. A missing or non-finite value is a failure.
+    """
+    tolerance = tolerance_for(answers, dtype)
+    failures: list[str] = []
+    worst, compared, positions = 0.0, 0, 0
+    for case, tokens in zip(answers.cases, scores, strict=True):
+        if len(tokens) != len(case.top1):
+            failures.append(f"{case.name}: {len(tokens)} scores for {len(case.top1)} positions")
+            continue
+        for index, token in enumerate(tokens):
+            error = abs(token.logprob - case.logprobs[index])
+            worst = max(worst, error) if error == error else float("inf")
+            positions += 1
+            compared += case.margins[index] > 2 * tolerance
+            failures.extend(_wrong(case, index, token, tolerance))
+    return GateResult(not failures, compared, positions, worst, tolerance, tuple(failures))
+
+
+def _wrong(case: KnownCase, index: int, token: TokenLogprobs, tolerance: float) -> list[str]:
+    where = f"{case.name}, position {index + 1}"
+    if not abs(token.logprob - case.logprobs[index]) <= tolerance:
+        return [
+            f"{where}: log-probability {token.logprob:.6f}, recorded {case.logprobs[index]:.6f}"
+        ]
+    top1 = token.top[0][0] if token.top else None
+    if case.margins[index] > 2 * tolerance and top1 != case.top1[index]:
+        return [f"{where}: most likely token {top1}, recorded {case.top1[index]}"]
+    return []

@@ -1,0 +1,169 @@
+"""Owns the engine's one loop: take messages, schedule, run, update, answer. Takes no policy decision.
+
+Liveness does not depend on it: the heartbeat is sent by a thread of its own from shared counters.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from firstlight.engine.messages import (
+    Cancel,
+    Drain,
+    FromEngine,
+    Output,
+    Outputs,
+    Score,
+    Submit,
+    ToEngine,
+)
+from firstlight.engine.startup import Running
+from firstlight.errors import RequestError
+from firstlight.metrics.events import (
+    CacheState,
+    NanRows,
+    Preempted,
+    PrefixLookup,
+    QueueState,
+    Recorder,
+    RequestStarted,
+    StepDone,
+)
+from firstlight.runner import protocol
+from firstlight.schedule.answers import RequestUpdate
+from firstlight.schedule.request import FinishReason, SubmittedRequest
+from firstlight.schedule.step import StepPlan, StepResult
+
+RECEIVE_SECONDS = 0.1
+
+
+class EngineLoop:
+    """Serves requests on a running engine until it is drained.
+
+    `receive(wait_seconds)` gives the next message from the API process or None; `send` answers it;
+    `advanced` is called after every step.
+    """
+
+    def __init__(
+        self,
+        running: Running,
+        recorder: Recorder,
+        *,
+        receive: Callable[[float], ToEngine | None],
+        send: Callable[[FromEngine], None],
+        advanced: Callable[[], None],
+    ) -> None:
+        self._running = running
+        self._recorder = recorder
+        self._receive = receive
+        self._send = send
+        self._advanced = advanced
+        self._draining = False
+        self._submitted_at: dict[str, float] = {}
+        self._preemptions = 0
+
+    @property
+    def busy(self) -> bool:
+        """Says whether there are unfinished requests."""
+        return self._running.scheduler.has_work
+
+    def serve(self) -> None:
+        """Runs until a Drain has arrived and the last request has finished."""
+        while not (self._draining and not self.busy):
+            self._take_messages()
+            self._step()
+
+    def _take_messages(self) -> None:
+        """Takes all messages that are there; waits a moment only when there is nothing to run."""
+        wait = 0.0 if self.busy else RECEIVE_SECONDS
+        while (message := self._receive(wait)) is not None:
+            wait = 0.0
+            if isinstance(message, Submit):
+                self._submit(message.requests)
+            elif isinstance(message, Cancel):
+                self._answer(self._running.scheduler.cancel(message.request_ids))
+            elif isinstance(message, Drain):
+                self._draining = True
+
+    def _submit(self, requests: Sequence[SubmittedRequest]) -> None:
+        refused: list[Output] = []
+        for request in requests:
+            try:
+                if self._draining:
+                    raise RequestError("the service is shutting down", code="draining")
+                self._running.scheduler.add(request)
+                self._submitted_at[request.request_id] = time.monotonic()
+            except RequestError as error:
+                refused.append(
+                    Output(
+                        request.request_id,
+                        error=str(error),
+                        refusal=error.code or "refused",
+                        parameter=error.parameter,
+                    )
+                )
+        if refused:
+            self._send(Outputs(refused))
+
+    def _step(self) -> None:
+        scheduler, ranks = self._running.scheduler, self._running.ranks
+        plan = scheduler.schedule()
+        if plan is None:
+            return
+        began = time.perf_counter()
+        ranks.send(protocol.RunStep(plan))
+        done = ranks.collect(protocol.StepDone)
+        result = done[0].result
+        updates = scheduler.update(result)
+        self._answer(updates)
+        self._advanced()
+        self._record(plan, result, time.perf_counter() - began)
+
+    def _answer(self, updates: Sequence[RequestUpdate]) -> None:
+        if updates:
+            self._send(Outputs([_to_output(update) for update in updates]))
+        for update in updates:
+            if update.finish is not None:
+                self._submitted_at.pop(update.request_id, None)
+            if update.finish is FinishReason.ERROR:
+                self._recorder.record(NanRows(num_rows=1))
+
+    def _record(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        record, scheduler = self._recorder.record, self._running.scheduler
+        now = time.monotonic()
+        for sequence in plan.new:
+            submitted = self._submitted_at.get(sequence.request_id)
+            if submitted is not None:
+                record(RequestStarted(queue_seconds=now - seconds - submitted))
+                self._submitted_at[sequence.request_id] = submitted
+        steps = {step.row: step for step in plan.steps}
+        for sequence in plan.new:
+            hit = steps[sequence.row].start
+            record(PrefixLookup(num_tokens=len(sequence.token_ids), num_hit=hit))
+        counts = scheduler.counts
+        for _ in range(counts.preemptions - self._preemptions):
+            record(Preempted())
+        self._preemptions = counts.preemptions
+        record(StepDone(seconds=seconds, num_tokens=plan.num_tokens, num_requests=len(plan.steps)))
+        record(QueueState(num_waiting=counts.waiting, num_running=counts.running))
+        self.record_cache()
+
+    def record_cache(self) -> None:
+        """Records how full the caches are."""
+        total = int(self._running.facts["kv_bytes_per_rank"])
+        share = self._running.cache.usage().used_share
+        self._recorder.record(
+            CacheState(pool="kv", used_bytes=int(share * total), total_bytes=total)
+        )
+
+
+def _to_output(update: RequestUpdate) -> Output:
+    scores = update.prompt_logprobs
+    return Output(
+        update.request_id,
+        token_ids=update.token_ids,
+        logprobs=update.logprobs,
+        prompt_logprobs=Score(scores.first, scores.tokens) if scores is not None else None,
+        finish=update.finish,
+        error=update.error,
+        num_cached=update.num_cached,
+    )

@@ -1,0 +1,31 @@
+"""Owns what the engine process is told at start; a record, decided elsewhere."""
+
+import msgspec
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an engine needs, passed as one JSON argument.
+
+    `model` is a store, a checkpoint folder or a GGUF file. `context_length` None is the model's own,
+    `kv_budget_bytes` None is computed from the memory that is left. `started` is the moment, in seconds
+    since the epoch, from which the start-up timeline counts.
+    """
+
+    model: str
+    started: float
+    api_endpoint: str
+    engine_endpoint: str
+    tp: int = 1
+    dtype: str = "float32"
+    device: str = "cpu"
+    threads: int = 1
+    context_length: int | None = None
+    kv_budget_bytes: int | None = None
+    block_size: int = 16
+    max_sequences: int = 64
+    max_batch_tokens: int = 2048
+    chunk_tokens: int = 512
+    max_waiting: int = 1024
+    check_digests: bool = True
+    skip_gate: bool = False
+    stall_seconds: float = 300.0

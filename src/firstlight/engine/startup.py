@@ -1,0 +1,285 @@
+"""Owns the order in which an engine comes up: ranks, weights, caches, warm-up, gate.
+
+Each step is a phase of the timeline; the first that fails ends the start with its reason.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from firstlight.cache.manager import CacheManager, distinct_specs
+from firstlight.checkpoint.known_answers import KnownAnswers, read_answers
+from firstlight.engine.gate import GateResult, compare_answers
+from firstlight.engine.ranks import RankGroup, free_rendezvous
+from firstlight.engine.settings import EngineSettings
+from firstlight.engine.sizing import CacheNeeds, num_blocks
+from firstlight.engine.timeline import Timeline
+from firstlight.errors import CheckFailed, UsageError
+from firstlight.metrics.events import CacheState, MemoryMeasured, PhaseDone, Recorder
+from firstlight.models.spec import ModelSpec
+from firstlight.runner.model_path import read_spec
+from firstlight.runner.protocol import (
+    AllocateCaches,
+    CachesAllocated,
+    RankLoaded,
+    RankProgress,
+    RankSettings,
+    RunStep,
+    StepDone,
+)
+from firstlight.schedule.request import SamplingParams, SubmittedRequest
+from firstlight.schedule.scheduler import Scheduler
+from firstlight.schedule.settings import SchedulerSettings
+from firstlight.schedule.step import TokenLogprobs
+from firstlight.sharding.layout import Layout
+from firstlight.sharding.slices import check_layout
+from firstlight.units import format_bytes
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Tokens of the warm-up prompt, and output tokens after it: both forms of a step are run once.
+WARM_UP_TOKENS = 64
+WARM_UP_OUTPUT = 2
+
+
+@dataclass(frozen=True)
+class Running:
+    """An engine that is up: its ranks and its scheduler, and facts worth showing."""
+
+    ranks: RankGroup
+    scheduler: Scheduler
+    cache: CacheManager
+    spec: ModelSpec
+    context_length: int
+    facts: dict[str, str | int | float]
+
+
+class Startup:
+    """Brings an engine up once. `advanced` is called whenever something moved: it feeds liveness."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        timeline: Timeline,
+        recorder: Recorder,
+        advanced: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._timeline = timeline
+        self._recorder = recorder
+        self._advanced = advanced
+        self._facts: dict[str, str | int | float] = {}
+        self.ranks: RankGroup | None = None
+
+    def run(self) -> Running:
+        """Returns the running engine.
+
+        Raises FirstlightError of the kind that fits the step that failed.
+        """
+        settings, timeline = self._settings, self._timeline
+        with timeline.phase("start ranks"):
+            self.ranks = self._start_ranks()
+        spec = read_spec(Path(settings.model))
+        check_layout(spec.facts, Layout(tp=settings.tp))
+        context_length = self._context_length(spec)
+        with timeline.phase("load weights"):
+            loaded = self._collect_loaded(self.ranks)
+        with timeline.phase("allocate caches"):
+            blocks = self._allocate_caches(self.ranks, spec, context_length, loaded)
+        scheduler, cache = self._make_scheduler(spec, context_length, blocks, loaded)
+        running = Running(self.ranks, scheduler, cache, spec, context_length, self._facts)
+        with timeline.phase("warm up"):
+            self._warm_up(running)
+        with timeline.phase("start-up gate"):
+            self._gate(running)
+        self._record_phases()
+        return running
+
+    def _start_ranks(self) -> RankGroup:
+        settings = self._settings
+        directory = Path(tempfile.mkdtemp(prefix="firstlight-ranks-"))
+        self.directory = directory
+        common = RankSettings(
+            rank=0,
+            tp=settings.tp,
+            source=settings.model,
+            dtype=settings.dtype,
+            device=settings.device,
+            threads=settings.threads,
+            rendezvous=free_rendezvous() if settings.tp > 1 else "",
+            plan_endpoint="",
+            result_endpoint=f"ipc://{directory}/results",
+            max_sequences=settings.max_sequences,
+            context_length=settings.context_length or 0,
+            block_size=settings.block_size,
+            check_digests=settings.check_digests,
+        )
+        return RankGroup(common, directory)
+
+    def _context_length(self, spec: ModelSpec) -> int:
+        asked = self._settings.context_length
+        if asked is not None and asked > spec.context_length:
+            raise UsageError(
+                f"context {asked} exceeds the model's {spec.context_length} tokens; positions "
+                "beyond it were never trained"
+            )
+        return asked or spec.context_length
+
+    def _collect_loaded(self, ranks: RankGroup) -> list[RankLoaded]:
+        loaded = ranks.collect(
+            RankLoaded, on_progress=self._on_progress, stall_seconds=self._settings.stall_seconds
+        )
+        digests = {report.source_digest for report in loaded}
+        if len(digests) != 1:
+            raise CheckFailed(f"ranks loaded different weights: {sorted(digests)}")
+        for report in loaded:
+            self._recorder.record(
+                MemoryMeasured(
+                    component=f"weights/{report.rank}",
+                    predicted_bytes=report.weights_planned,
+                    actual_bytes=report.weights_allocated,
+                )
+            )
+        self._facts["weights_bytes"] = sum(report.weights_allocated for report in loaded)
+        self._facts["source_digest"] = loaded[0].source_digest
+        self._facts["threads_per_rank"] = loaded[0].threads
+        self._facts["kernels"] = "\n".join(loaded[0].kernels)
+        return loaded
+
+    def _allocate_caches(
+        self, ranks: RankGroup, spec: ModelSpec, context_length: int, loaded: list[RankLoaded]
+    ) -> int:
+        settings = self._settings
+        needs = CacheNeeds(
+            spec.states,
+            settings.block_size,
+            settings.tp,
+            ELEMENT_BYTES[settings.dtype],
+            settings.max_sequences,
+            context_length,
+        )
+        # Ranks of one CPU share its memory; each may take its part of what the last one saw.
+        available = min(report.available_bytes for report in loaded) // settings.tp
+        blocks = num_blocks(needs, available=available, budget=settings.kv_budget_bytes)
+        ranks.send(AllocateCaches(blocks))
+        for report in ranks.collect(CachesAllocated):
+            self._recorder.record(
+                MemoryMeasured(
+                    component=f"kv/{report.rank}",
+                    predicted_bytes=report.planned_bytes,
+                    actual_bytes=report.allocated_bytes,
+                )
+            )
+            if report.allocated_bytes != report.planned_bytes:
+                raise CheckFailed(
+                    f"rank {report.rank} allocated {format_bytes(report.allocated_bytes)} of KV "
+                    f"cache, planned were {format_bytes(report.planned_bytes)}"
+                )
+        total = blocks * needs.block_bytes
+        self._recorder.record(CacheState(pool="kv", used_bytes=0, total_bytes=total))
+        self._facts["kv_bytes_per_rank"] = total
+        self._facts["kv_tokens"] = (blocks - 1) * settings.block_size
+        return blocks
+
+    def _make_scheduler(
+        self, spec: ModelSpec, context_length: int, blocks: int, loaded: list[RankLoaded]
+    ) -> tuple[Scheduler, CacheManager]:
+        settings = self._settings
+        cache = CacheManager(
+            distinct_specs(spec.states),
+            num_blocks=blocks,
+            block_size=settings.block_size,
+            model_digest=loaded[0].source_digest,
+        )
+        limits = SchedulerSettings(
+            max_sequences=settings.max_sequences,
+            max_batch_tokens=settings.max_batch_tokens,
+            chunk_tokens=settings.chunk_tokens,
+            max_waiting=settings.max_waiting,
+            context_length=context_length,
+        )
+        return Scheduler(limits, cache), cache
+
+    def _warm_up(self, running: Running) -> None:
+        """Runs prompts and decode steps once, on the path that requests take."""
+        tokens = min(WARM_UP_TOKENS, running.context_length - WARM_UP_OUTPUT)
+        vocabulary = running.spec.vocab_size
+        requests = [
+            SubmittedRequest(
+                request_id=f"warm-up-{index}",
+                prompt_ids=[(7 * i + index) % vocabulary for i in range(tokens)],
+                params=SamplingParams(max_tokens=WARM_UP_OUTPUT, temperature=0.0),
+                salt="warm-up",
+            )
+            for index in range(min(2, self._settings.max_sequences))
+        ]
+        self._run_to_end(running, requests)
+
+    def _gate(self, running: Running) -> None:
+        answers = read_answers(Path(self._settings.model))
+        if answers is None or self._settings.skip_gate:
+            why = "skipped as asked" if answers is not None else "none recorded beside the weights"
+            self._facts["known_answers"] = f"not checked: {why}"
+            self._timeline.detail("start-up gate", f"known answers {why}")
+            return
+        result = self._ask(running, answers)
+        self._facts["known_answers"] = result.summary
+        self._facts["known_answers_compared"] = result.compared
+        self._timeline.detail("start-up gate", result.summary)
+        if not result.passed:
+            shown = "; ".join(result.failures[:3])
+            more = len(result.failures) - 3
+            raise CheckFailed(
+                f"the service does not give the known answers of {self._settings.model}: {shown}"
+                + (f"; and {more} more" if more > 0 else "")
+            )
+
+    def _ask(self, running: Running, answers: KnownAnswers) -> GateResult:
+        requests = [
+            SubmittedRequest(
+                request_id=f"gate-{index}",
+                prompt_ids=case.token_ids,
+                params=SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1),
+                salt="gate",
+            )
+            for index, case in enumerate(answers.cases)
+            if len(case.token_ids) < running.context_length
+        ]
+        scores = self._run_to_end(running, requests)
+        asked = [c for c in answers.cases if len(c.token_ids) < running.context_length]
+        kept = KnownAnswers(answers.version, answers.source, answers.spread, asked)
+        return compare_answers(kept, scores, self._settings.dtype)
+
+    def _run_to_end(
+        self, running: Running, requests: Sequence[SubmittedRequest]
+    ) -> list[list[TokenLogprobs]]:
+        """Serves requests before anybody else can; returns their prompt log-probabilities."""
+        scores: dict[str, list[TokenLogprobs]] = {r.request_id: [] for r in requests}
+        for request in requests:
+            running.scheduler.add(request)
+        while (plan := running.scheduler.schedule()) is not None:
+            running.ranks.send(RunStep(plan))
+            done = running.ranks.collect(StepDone, stall_seconds=self._settings.stall_seconds)
+            self._advanced()
+            for update in running.scheduler.update(done[0].result):
+                if update.error is not None:
+                    raise CheckFailed(f"{update.request_id}: {update.error}")
+                if update.prompt_logprobs is not None:
+                    scores[update.request_id] += update.prompt_logprobs.tokens
+        return list(scores.values())
+
+    def _on_progress(self, message: RankProgress) -> None:
+        self._advanced()
+        parent = f"rank {message.rank}"
+        if message.ended:
+            self._timeline.end(message.phase, message.at, parent=parent)
+        elif message.total:
+            text = f"{format_bytes(message.done)} of {format_bytes(message.total)}"
+            self._timeline.detail(message.phase, text, parent=parent)
+        else:
+            self._timeline.begin(message.phase, message.at, parent=parent)
+
+    def _record_phases(self) -> None:
+        for phase in self._timeline.phases():
+            if phase.ended is not None and not phase.parent:
+                self._recorder.record(PhaseDone(phase.name, phase.ended - phase.began))

@@ -1,0 +1,159 @@
+"""Owns the API process's sockets to the engine process; knows neither HTTP nor what is generated."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from firstlight.engine.messages import (
+    Cancel,
+    Drain,
+    FromEngine,
+    Output,
+    Outputs,
+    Status,
+    Stopped,
+    Submit,
+    ToEngine,
+)
+from firstlight.errors import EnvironmentProblem, RequestError
+from firstlight.schedule.request import SubmittedRequest
+
+GONE = "the engine has ended; restart the service"
+
+
+class ZmqEngineClient:
+    """Talks to one engine process. Create it in the event loop that will use it, then `start`."""
+
+    def __init__(self, *, api_endpoint: str, engine_endpoint: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.bind(api_endpoint)
+        self._outbox = self._context.socket(zmq.PUSH)
+        self._outbox.connect(engine_endpoint)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self._streams: dict[str, asyncio.Queue[Output | None]] = {}
+        self._status: Status | None = None
+        self._status_at = time.monotonic()
+        self._progress_at = time.monotonic()
+        self._stopped = asyncio.Event()
+        self._failure: str | None = None
+        self._receiver: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to receive; needs a running event loop."""
+        self._receiver = asyncio.create_task(self._receive(), name="engine receiver")
+
+    @property
+    def status(self) -> Status | None:
+        """The newest heartbeat; None before the first."""
+        return self._status
+
+    @property
+    def status_age_seconds(self) -> float:
+        """Seconds since the newest heartbeat arrived."""
+        return time.monotonic() - self._status_at
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Seconds for which a busy engine has made no progress; 0 when idle."""
+        if self._status is None or not self._status.busy:
+            return 0.0
+        return time.monotonic() - self._progress_at
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine ended, None while it runs or after an orderly end."""
+        return self._failure
+
+    @property
+    def has_stopped(self) -> bool:
+        """Says whether the engine has ended."""
+        return self._stopped.is_set()
+
+    async def submit(self, requests: Sequence[SubmittedRequest]) -> AsyncIterator[Output]:
+        """Yields outputs of all these requests until each has finished.
+
+        Closing the iterator early cancels what is unfinished. Raises RequestError when the engine
+        refuses a request and EnvironmentProblem when the engine is gone.
+        """
+        if self._stopped.is_set():
+            raise EnvironmentProblem(self._failure or GONE)
+        queue: asyncio.Queue[Output | None] = asyncio.Queue()
+        open_ids = {request.request_id for request in requests}
+        self._streams.update(dict.fromkeys(open_ids, queue))
+        try:
+            await self._send(Submit(list(requests)))
+            while open_ids:
+                output = await queue.get()
+                if output is None:
+                    raise EnvironmentProblem(self._failure or GONE)
+                if output.finish is not None or output.refusal is not None:
+                    open_ids.discard(output.request_id)
+                    self._streams.pop(output.request_id, None)
+                if output.refusal is not None:
+                    raise RequestError(output.error or "", output.parameter, output.refusal)
+                yield output
+        finally:
+            for request_id in open_ids:
+                self._streams.pop(request_id, None)
+            if open_ids and not self._stopped.is_set():
+                # Shielded: a handler that is being cancelled must still free what it took.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.shield(self._send(Cancel(sorted(open_ids))))
+
+    async def drain(self) -> None:
+        """Lets running requests finish, refuses new ones, returns when the engine has ended."""
+        if not self._stopped.is_set():
+            await self._send(Drain())
+            await self._stopped.wait()
+
+    async def close(self) -> None:
+        """Releases sockets; the engine goes on."""
+        if self._receiver is not None:
+            self._receiver.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._receiver
+        self._context.destroy(linger=200)
+
+    def engine_ended(self, reason: str) -> None:
+        """Records that the engine process is gone: every open stream ends with an error."""
+        if not self._stopped.is_set():
+            self._failure = reason
+            self._end_streams()
+
+    async def _send(self, message: ToEngine) -> None:
+        await self._outbox.send(self._encoder.encode(message))
+
+    async def _receive(self) -> None:
+        while True:
+            message = self._decoder.decode(await self._inbox.recv())
+            if isinstance(message, Outputs):
+                for output in message.outputs:
+                    queue = self._streams.get(output.request_id)
+                    if queue is not None:
+                        queue.put_nowait(output)
+            elif isinstance(message, Status):
+                self._take_status(message)
+            elif isinstance(message, Stopped):
+                self._failure = message.failure
+                self._end_streams()
+
+    def _take_status(self, status: Status) -> None:
+        now, before = time.monotonic(), self._status
+        if before is None or status.progress != before.progress or not status.busy:
+            self._progress_at = now
+        elif not before.busy:
+            self._progress_at = now
+        self._status, self._status_at = status, now
+
+    def _end_streams(self) -> None:
+        self._stopped.set()
+        for queue in set(self._streams.values()):
+            queue.put_nowait(None)
+        self._streams.clear()

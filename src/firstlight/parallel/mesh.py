@@ -1,0 +1,77 @@
+"""Owns which process groups a rank belongs to; knows no model and no tensor name."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from firstlight.errors import EnvironmentProblem
+from firstlight.sharding.layout import Layout, Place
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A rank's place and its groups. `tensor` is None when TP is 1: nothing is ever communicated.
+
+    A mesh has axes, a tensor has dims.
+    """
+
+    place: Place
+    tensor: dist.ProcessGroup | None = None
+
+    @property
+    def tp(self) -> int:
+        """Ranks that share each tensor."""
+        return self.place.layout.tp
+
+    @property
+    def is_first(self) -> bool:
+        """Says whether this rank samples for its tensor parallel group."""
+        return self.place.tp_index == 0
+
+
+def join(
+    layout: Layout, rank: int, *, init_method: str, backend: str = "gloo", timeout_seconds: int = 60
+) -> Mesh:
+    """Creates the process groups of a rank and returns its mesh; nothing is created for one rank.
+
+    Every rank of the layout must call this. Raises EnvironmentProblem naming rank, rendezvous and
+    backend when the group does not come together in time.
+    """
+    place = layout.place(rank)
+    if layout.world_size == 1:
+        return Mesh(place)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo") if "127.0.0.1" in init_method else None
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=init_method,
+            rank=rank,
+            world_size=layout.world_size,
+            timeout=timedelta(seconds=timeout_seconds),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise EnvironmentProblem(
+            f"rank {rank} of {layout.world_size} could not join the {backend} group at "
+            f"{init_method} within {timeout_seconds} s: {error}"
+        ) from error
+    return Mesh(place, tensor_group(layout, rank))
+
+
+def tensor_group(layout: Layout, rank: int) -> dist.ProcessGroup | None:
+    """Returns the group of ranks that share tensors with `rank`, within an initialised world."""
+    if layout.tp == 1:
+        return None
+    mine: dist.ProcessGroup | None = None
+    for ranks in tensor_ranks(layout):
+        group = dist.new_group(list(ranks))
+        if rank in ranks:
+            mine = group
+    return mine
+
+
+def tensor_ranks(layout: Layout) -> Sequence[range]:
+    """Returns the ranks of every tensor parallel group: TP is the innermost coordinate."""
+    return [range(i, i + layout.tp) for i in range(0, layout.world_size, layout.tp)]

@@ -1,0 +1,27 @@
+"""Owns what can be known of a model from its path without torch: its spec, from whatever holds it."""
+
+from pathlib import Path
+
+from firstlight.checkpoint.reader import open_checkpoint
+from firstlight.checkpoint.store import is_store
+from firstlight.checkpoint.tensor_info import read_json
+from firstlight.errors import BadInput
+from firstlight.models.spec import ModelSpec, read_model_spec
+
+
+def read_spec(path: Path) -> ModelSpec:
+    """Returns the spec of a store, a checkpoint folder, a safetensors or a GGUF file.
+
+    Raises BadInput when there is nothing at `path`, ConfigError for a config that cannot be used.
+    """
+    if not path.exists():
+        raise BadInput(f"{path}: no such file or directory")
+    if is_store(path):
+        return read_model_spec(read_json(path / "model" / "config.json"))
+    if path.is_dir() and (path / "config.json").exists():
+        return read_model_spec(read_json(path / "config.json"))
+    checkpoint = open_checkpoint(path)
+    try:
+        return read_model_spec(checkpoint.config())
+    finally:
+        checkpoint.close()

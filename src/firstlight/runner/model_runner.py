@@ -1,0 +1,139 @@
+"""Owns one step on one rank: rows, batch, forward, finiteness, sampling; decides nothing about what runs."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firstlight.kernels.registry import KernelSet
+from firstlight.layers.carry import finite_tokens, select_tokens
+from firstlight.layers.layer_state import LayerState
+from firstlight.runner.batch_builder import StepBatch, build_batch
+from firstlight.runner.rows import RowTable
+from firstlight.runner.sampler import SampleRow, sample, token_logprobs
+from firstlight.schedule.step import (
+    FailedRow,
+    PromptLogprobs,
+    SampledToken,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+
+# Prompt tokens whose logits are held at once while their log-probabilities are taken.
+SCORE_CHUNK = 64
+NOT_FINITE = "the model produced numbers that are not finite (NaN or infinity)"
+
+
+@dataclass(frozen=True)
+class RunnerContext:
+    """What a runner works with. `samples` is true on the rank that holds whole logits."""
+
+    module: Any
+    states: Sequence[LayerState]
+    kernels: KernelSet
+    device: torch.device
+    samples: bool
+
+
+class ModelRunner:
+    """Runs step plans against one rank's model, rows and caches."""
+
+    def __init__(self, context: RunnerContext, table: RowTable) -> None:
+        self._context = context
+        self._table = table
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Runs one step and returns what was sampled, scored and found not finite."""
+        began = time.perf_counter()
+        self._table.apply(plan)
+        if not plan.steps:
+            return StepResult(plan.step, [], [], [], time.perf_counter() - began)
+        context = self._context
+        batch = build_batch(plan, self._table, context.device)
+        carry = context.module(batch.tokens_T, batch.packed, context.states)
+        failed = self._failed_rows(batch, finite_tokens(carry))
+        scores = self._score_prompts(batch, carry)
+        tokens = self._sample(batch, carry, failed)
+        return StepResult(
+            plan.step,
+            [t for t in tokens if t.row not in failed],
+            [s for s in scores if s.row not in failed],
+            [FailedRow(row, NOT_FINITE) for row in sorted(failed)],
+            time.perf_counter() - began,
+        )
+
+    def _failed_rows(self, batch: StepBatch, finite_T: Tensor) -> set[int]:
+        if bool(finite_T.all()):  # host sync, once a step
+            return set()
+        good = finite_T.tolist()
+        spans = zip(batch.rows, batch.packed.bounds[:-1], batch.packed.bounds[1:], strict=True)
+        return {row for row, start, stop in spans if not all(good[start:stop])}
+
+    def _sample(self, batch: StepBatch, carry: Any, failed: set[int]) -> list[SampledToken]:
+        """Samples every row that has caught up; adds rows whose logits are not finite to `failed`.
+
+        All ranks run the head, because its parts are collected by a collective.
+        """
+        if not batch.sample_index:
+            return []
+        index_S = torch.tensor(batch.sample_index, device=self._context.device)
+        logits_SV = self._context.module.head(select_tokens(carry, index_S)).float()
+        if not self._context.samples:
+            return []
+        finite_S = logits_SV.sum(-1).isfinite()
+        if not bool(finite_S.all()):
+            bad = finite_S.logical_not().nonzero().squeeze(1).tolist()
+            failed.update(batch.sample_rows[i] for i in bad)
+            logits_SV = logits_SV.nan_to_num(0.0, 0.0, 0.0)
+        rows = [self._sample_row(r) for r in batch.sample_rows]
+        ids = sample(logits_SV, rows, self._context.kernels)
+        logprobs = self._logprobs(logits_SV, ids, rows)
+        return [
+            SampledToken(row, token, logprob)
+            for row, token, logprob in zip(batch.sample_rows, ids, logprobs, strict=True)
+        ]
+
+    def _sample_row(self, index: int) -> SampleRow:
+        row = self._table[index]
+        return SampleRow(row.params, row.token_ids, row.num_prompt)
+
+    @staticmethod
+    def _logprobs(
+        logits_SV: Tensor, ids: list[int], rows: list[SampleRow]
+    ) -> list[TokenLogprobs | None]:
+        wanting = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+        out: list[TokenLogprobs | None] = [None] * len(rows)
+        if wanting:
+            num_top = max(rows[i].params.logprobs or 0 for i in wanting)
+            found = token_logprobs(logits_SV[wanting], [ids[i] for i in wanting], num_top)
+            for i, entry in zip(wanting, found, strict=True):
+                top = entry.top[: rows[i].params.logprobs or 0]
+                out[i] = TokenLogprobs(entry.token_id, entry.logprob, entry.rank, top)
+        return out
+
+    def _score_prompts(self, batch: StepBatch, carry: Any) -> list[PromptLogprobs]:
+        return [
+            score
+            for row, first, position, count in batch.score_spans
+            if (score := self._score(row, carry, (first, position, count))) is not None
+        ]
+
+    def _score(self, index: int, carry: Any, span: tuple[int, int, int]) -> PromptLogprobs | None:
+        """The hidden state at position p scores token p + 1; the last known token scores nothing."""
+        first, position, count = span
+        row = self._table[index]
+        count = min(count, row.num_prompt - 1 - position)
+        tokens: list[TokenLogprobs] = []
+        for start in range(0, count, SCORE_CHUNK):
+            size = min(SCORE_CHUNK, count - start)
+            index_S = torch.arange(first + start, first + start + size, device=self._context.device)
+            logits_SV = self._context.module.head(select_tokens(carry, index_S)).float()
+            if self._context.samples:
+                ids = row.token_ids[position + start + 1 : position + start + 1 + size]
+                tokens += token_logprobs(logits_SV, ids, row.params.prompt_logprobs or 0)
+        return PromptLogprobs(index, position + 1, tokens) if tokens else None

@@ -1,0 +1,98 @@
+"""Owns the records between the engine process and its ranks; torch-free."""
+
+import msgspec
+
+from firstlight.schedule.step import StepPlan, StepResult
+
+
+class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a rank needs to start, passed as one JSON argument.
+
+    `context_length` 0 is the model's own.
+    """
+
+    rank: int
+    tp: int
+    source: str
+    dtype: str
+    device: str
+    threads: int
+    rendezvous: str
+    plan_endpoint: str
+    result_endpoint: str
+    max_sequences: int
+    context_length: int
+    block_size: int
+    check_digests: bool = True
+    seconds_to_join: int = 60
+
+
+class AllocateCaches(msgspec.Struct, frozen=True, tag=True):
+    """Asks a rank to allocate its caches: blocks in every cache group."""
+
+    num_blocks: int
+
+
+class RunStep(msgspec.Struct, frozen=True, tag=True):
+    """Asks a rank to run one step."""
+
+    plan: StepPlan
+
+
+class StopRank(msgspec.Struct, frozen=True, tag=True):
+    """Ends a rank."""
+
+
+class RankProgress(msgspec.Struct, frozen=True, tag=True):
+    """A start-up phase of a rank began, advanced or ended. `at` is seconds since the epoch."""
+
+    rank: int
+    phase: str
+    at: float
+    done: int = 0
+    total: int = 0
+    ended: bool = False
+
+
+class RankLoaded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A rank holds its weights. Byte counts are those of this rank alone."""
+
+    rank: int
+    source_digest: str
+    rank_digest: str
+    weights_planned: int
+    weights_allocated: int
+    bytes_read: int
+    available_bytes: int
+    resident_bytes: int
+    kernels: list[str]
+    threads: int
+
+
+class CachesAllocated(msgspec.Struct, frozen=True, tag=True):
+    """A rank holds its caches."""
+
+    rank: int
+    planned_bytes: int
+    allocated_bytes: int
+
+
+class StepDone(msgspec.Struct, frozen=True, tag=True):
+    """A rank's answer to a step, with its resident and peak memory."""
+
+    rank: int
+    result: StepResult
+    resident_bytes: int
+    peak_bytes: int
+
+
+class RankFailed(msgspec.Struct, frozen=True, tag=True):
+    """A rank cannot go on; the message is for people, the exit code for scripts."""
+
+    rank: int
+    message: str
+    exit_code: int
+
+
+ToRank = AllocateCaches | RunStep | StopRank
+FromRank = RankProgress | RankLoaded | CachesAllocated | StepDone | RankFailed

@@ -1,0 +1,220 @@
+"""Owns the process of one rank: joins its group, loads, allocates, then runs plans until told to stop."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import torch
+import torch.distributed as dist
+import zmq
+
+from firstlight.assembly.build import AssembledModel, BuildOptions, assemble
+from firstlight.assembly.source import open_source
+from firstlight.cache.manager import distinct_specs
+from firstlight.errors import FirstlightError
+from firstlight.kernels.registry import KernelSet
+from firstlight.parallel.mesh import Mesh, join
+from firstlight.platforms.cpu import cpu_features
+from firstlight.runner.cache_tensors import (
+    CacheShape,
+    allocate_states,
+    planned_cache_bytes,
+    state_bytes,
+)
+from firstlight.runner.memory import available_bytes, peak_resident_bytes, resident_bytes
+from firstlight.runner.model_runner import ModelRunner, RunnerContext
+from firstlight.runner.protocol import (
+    AllocateCaches,
+    CachesAllocated,
+    FromRank,
+    RankFailed,
+    RankLoaded,
+    RankProgress,
+    RankSettings,
+    RunStep,
+    StepDone,
+    StopRank,
+    ToRank,
+)
+from firstlight.runner.rows import RowTable
+from firstlight.sharding.layout import Layout
+
+
+class RankChannel:
+    """The two sockets of a rank: plans in, reports out."""
+
+    def __init__(self, settings: RankSettings) -> None:
+        self._context = zmq.Context()
+        self._plans = self._context.socket(zmq.PULL)
+        self._plans.connect(settings.plan_endpoint)
+        self._results = self._context.socket(zmq.PUSH)
+        self._results.connect(settings.result_endpoint)
+        self._decoder = msgspec.msgpack.Decoder(ToRank)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: FromRank) -> None:
+        """Sends one report to the engine."""
+        self._results.send(self._encoder.encode(message))
+
+    def receive(self) -> ToRank:
+        """Waits for the next order. Ends the process when its parent has gone."""
+        parent = os.getppid()
+        while not self._plans.poll(1000):
+            if os.getppid() != parent:
+                raise SystemExit(0)
+        return self._decoder.decode(self._plans.recv())
+
+    def close(self) -> None:
+        """Flushes what was sent and closes the sockets."""
+        self._context.destroy(linger=2000)
+
+
+class Rank:
+    """One rank: its mesh, its part of the model, its caches and its runner."""
+
+    def __init__(self, settings: RankSettings, channel: RankChannel) -> None:
+        self._settings = settings
+        self._channel = channel
+        self._device = torch.device(settings.device)
+        self._dtype: torch.dtype = getattr(torch, settings.dtype)
+        self._mesh: Mesh | None = None
+        self._runner: ModelRunner | None = None
+
+    def start(self) -> None:
+        """Joins the group, chooses kernels, loads the weights and reports."""
+        settings = self._settings
+        began = psutil.Process().create_time()
+        self._channel.send(RankProgress(settings.rank, "import torch", began))
+        self._channel.send(RankProgress(settings.rank, "import torch", time.time(), ended=True))
+        self._mesh = self._phase("join ranks", self._join)
+        self._source = self._phase("open weights", lambda: open_source(Path(settings.source)))
+        self._kernels = self._phase("choose kernels", self._choose_kernels)
+        self._model = self._phase("load weights", self._load)
+        report = self._model.report
+        self._channel.send(
+            RankLoaded(
+                rank=settings.rank,
+                source_digest=self._source.digest,
+                rank_digest=report.digest,
+                weights_planned=self._model.planned_bytes,
+                weights_allocated=self._model.allocated_bytes,
+                bytes_read=report.bytes_read,
+                available_bytes=available_bytes(),
+                resident_bytes=resident_bytes(),
+                kernels=list(self._kernels.describe()),
+                threads=torch.get_num_threads(),
+            )
+        )
+
+    def serve(self) -> None:
+        """Handles orders until StopRank."""
+        while not isinstance(order := self._channel.receive(), StopRank):
+            if isinstance(order, AllocateCaches):
+                self._allocate(order.num_blocks)
+            else:
+                self._run(order)
+
+    def _join(self) -> Mesh:
+        s = self._settings
+        return join(
+            Layout(tp=s.tp), s.rank, init_method=s.rendezvous, timeout_seconds=s.seconds_to_join
+        )
+
+    def _choose_kernels(self) -> KernelSet:
+        # Imported here: the native library is loaded with it, and that belongs to this phase.
+        from firstlight.kernels.builtin import builtin_kernels
+        from firstlight.kernels.registry import KernelQuery
+
+        query = KernelQuery(
+            platform=self._device.type,
+            dtype=self._settings.dtype,
+            cpu_features=cpu_features(),
+        )
+        return builtin_kernels().resolve(query)
+
+    @property
+    def _context_length(self) -> int:
+        return self._settings.context_length or self._source.spec.context_length
+
+    def _load(self) -> AssembledModel:
+        assert self._mesh is not None
+        settings = self._settings
+        return assemble(
+            self._source.spec,
+            self._source.weights,
+            mesh=self._mesh,
+            kernels=self._kernels,
+            options=BuildOptions(
+                dtype=self._dtype,
+                device=self._device,
+                num_positions=self._context_length,
+                threads=max(1, settings.threads),
+                check_digests=settings.check_digests,
+            ),
+            progress=self._report_loading,
+        )
+
+    def _allocate(self, num_blocks: int) -> None:
+        settings, states = self._settings, self._source.spec.states
+        shape = CacheShape(num_blocks, settings.block_size, settings.tp, self._dtype, self._device)
+        caches = allocate_states(states, shape)
+        assert self._mesh is not None
+        context = RunnerContext(
+            self._model.module, caches, self._kernels, self._device, self._mesh.is_first
+        )
+        pages = -(-self._context_length // settings.block_size)
+        table = RowTable(settings.max_sequences, len(distinct_specs(states)), pages)
+        self._runner = ModelRunner(context, table)
+        self._channel.send(
+            CachesAllocated(settings.rank, planned_cache_bytes(states, shape), state_bytes(caches))
+        )
+
+    def _run(self, order: RunStep) -> None:
+        assert self._runner is not None, "a step came before the caches"
+        result = self._runner.run(order.plan)
+        self._channel.send(
+            StepDone(self._settings.rank, result, resident_bytes(), peak_resident_bytes())
+        )
+
+    def _phase(self, name: str, work: Callable[[], Any]) -> Any:
+        rank = self._settings.rank
+        self._channel.send(RankProgress(rank, name, time.time()))
+        value = work()
+        self._channel.send(RankProgress(rank, name, time.time(), ended=True))
+        return value
+
+    def _report_loading(self, phase: str, done: int, total: int, unit: str) -> None:
+        self._channel.send(
+            RankProgress(self._settings.rank, "load weights", time.time(), done, total)
+        )
+
+
+def main() -> int:
+    """Runs a rank from its one JSON argument; returns the process exit code."""
+    settings = msgspec.json.decode(sys.argv[1], type=RankSettings)
+    torch.set_num_threads(settings.threads)
+    channel = RankChannel(settings)
+    try:
+        rank = Rank(settings, channel)
+        rank.start()
+        rank.serve()
+        return 0
+    except FirstlightError as error:
+        channel.send(RankFailed(settings.rank, str(error), error.exit_code))
+        return error.exit_code
+    except Exception as error:  # a process edge: the engine must hear of anything that ends a rank
+        channel.send(RankFailed(settings.rank, f"{type(error).__name__}: {error}", 1))
+        raise
+    finally:
+        channel.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
