@@ -59,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             standalone_mode=False,
         )
         sys.stdout.flush()
+        if code == INTERRUPTED:  # typer turns an interrupt into this code
+            _say("interrupted")
         return int(code or 0) if given else USAGE
     except BrokenPipeError:
         # The reader has gone; nothing more may be written, not even at interpreter shutdown.

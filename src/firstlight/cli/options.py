@@ -9,7 +9,6 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -65,29 +64,28 @@ def _parameters(cls: type[Any], arguments: tuple[str, ...]) -> list[inspect.Para
 def _parameter(
     name: str, hint: Any, detail: Field, default: Any, is_argument: bool
 ) -> inspect.Parameter:
-    kind: Any = next((part for part in typing.get_args(hint) if part is not type(None)), hint)
-    optional: Any = kind if detail.kind == "plain" else str
-    optional = optional | None
+    kind = next((part for part in typing.get_args(hint) if part is not type(None)), hint)
+    required = is_argument and default is dataclasses.MISSING
+    taken: Any = kind if detail.kind == "plain" else str
+    if not required:
+        taken = taken | None
     text = _help(detail, default)
-    if is_argument:
-        info: Any = typer.Argument(help=text, show_default=False, metavar=name.upper())
-        required = default is dataclasses.MISSING
-        annotation = Annotated[Path if kind is Path else str, info]
-        return inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=annotation if required else Annotated[optional, info],
-            default=inspect.Parameter.empty if required else None,
-        )
-    flag = flag_of(name)
-    declared = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
-    info = typer.Option(declared, help=text, show_default=False)
+    info: Any = (
+        typer.Argument(help=text, show_default=False, metavar=name.upper())
+        if is_argument
+        else typer.Option(_declared(name, kind), help=text, show_default=False)
+    )
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[optional, info],
-        default=None,
+        annotation=Annotated[taken, info],
+        default=inspect.Parameter.empty if required else None,
     )
+
+
+def _declared(name: str, kind: Any) -> str:
+    flag = flag_of(name)
+    return f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
 
 
 def _help(detail: Field, default: Any) -> str:
