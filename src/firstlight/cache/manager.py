@@ -208,11 +208,9 @@ class CacheManager:
 
     def _start(self, request: CacheableRequest, num_tokens: int) -> list[list[int]] | None:
         chain, num_cached = self._chain(request), request.num_computed
-        num_shared, num_blocks = (
-            num_cached // self.block_size,
-            blocks_for(num_tokens, self.block_size),
-        )
         assert num_cached % self.block_size == 0 and num_cached < num_tokens
+        num_shared = num_cached // self.block_size
+        num_blocks = blocks_for(num_tokens, self.block_size)
         for group in self._groups:
             if group.cost(chain, num_shared, num_blocks) > group.num_free:
                 return None

@@ -92,7 +92,7 @@ class Request:
         self.state = RequestState.WAITING
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def precedence(self) -> tuple[int, int]:
         """Its place among requests: smaller priority numbers first, then the earlier arrival."""
         return (self.submitted.priority, self.arrival)
 
@@ -128,9 +128,9 @@ class Request:
 
     def finish_reason(self) -> FinishReason | None:
         """Says whether the newest output token ends the request."""
-        if self.num_output == 0:
+        num_output, params = len(self.token_ids) - self.num_prompt, self.params
+        if num_output == 0:
             return None
-        enough = self.num_output >= self.params.min_tokens
-        if enough and self.token_ids[-1] in self.params.end_token_ids:
+        if self.token_ids[-1] in params.end_token_ids and num_output >= params.min_tokens:
             return FinishReason.STOP
-        return FinishReason.LENGTH if self.num_output >= self.params.max_tokens else None
+        return FinishReason.LENGTH if num_output >= params.max_tokens else None

@@ -13,7 +13,7 @@ class RequestOrder:
     """
 
     def __init__(self) -> None:
-        self._ranks: list[tuple[int, int]] = []
+        self._keys: list[tuple[int, int]] = []
         self._requests: list[Request] = []
 
     def __len__(self) -> int:
@@ -34,17 +34,17 @@ class RequestOrder:
 
     def add(self, request: Request) -> None:
         """Puts a request where it belongs."""
-        index = bisect_left(self._ranks, request.rank)
-        self._ranks.insert(index, request.rank)
+        index = bisect_left(self._keys, request.precedence)
+        self._keys.insert(index, request.precedence)
         self._requests.insert(index, request)
 
     def remove(self, request: Request) -> None:
         """Takes out a request that is in it."""
-        index = bisect_left(self._ranks, request.rank)
+        index = bisect_left(self._keys, request.precedence)
         assert self._requests[index] is request, f"{request.request_id} is not in this order"
-        del self._ranks[index], self._requests[index]
+        del self._keys[index], self._requests[index]
 
     def check_integrity(self) -> None:
         """Checks that order and requests agree."""
-        ranks = [request.rank for request in self._requests]
-        assert ranks == self._ranks == sorted(set(ranks)), "requests stand out of order"
+        keys = [request.precedence for request in self._requests]
+        assert keys == self._keys == sorted(set(keys)), "requests stand out of order"

@@ -15,7 +15,7 @@ known tokens; when they have, one token is sampled. The step's token budget goes
 A request that gets no block preempts the last of the running requests by (priority, arrival), or
 stands still if that is itself. The first one can thus take every block, add() refuses what does not
 fit alone, and budgets hold a token per sequence: the first request advances in every step, so each
-one finishes.
+one finishes. Priority decides who starts and who yields; nobody is stopped for a waiting request.
 """
 
 from collections.abc import Iterable
@@ -268,10 +268,10 @@ class Scheduler:
 
     def _find_finish(self, request: Request, token: SampledToken | None) -> FinishReason | None:
         """Ends by the request's own rules, at the context's end, or when no output is wanted."""
-        if token is not None:
-            full = len(request.token_ids) >= self._most_tokens
-            return request.finish_reason() or (FinishReason.LENGTH if full else None)
-        return FinishReason.LENGTH if request.num_pending == 0 else None
+        if token is None:
+            return FinishReason.LENGTH if request.num_pending == 0 else None
+        is_full = len(request.token_ids) >= self._most_tokens
+        return request.finish_reason() or (FinishReason.LENGTH if is_full else None)
 
     def _fail(self, request: Request, reason: str) -> RequestUpdate:
         self._cache.discard(request)

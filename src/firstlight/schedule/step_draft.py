@@ -20,8 +20,15 @@ class StepDraft:
 
     def add(self, request: Request, count: int, new_blocks: list[list[int]]) -> None:
         """Computes `count` more tokens of a request whose row the ranks hold."""
+        assert request.row is not None, f"{request.request_id} has no row"
+        start, num_known = request.num_computed, len(request.token_ids)
+        sample = start + count == num_known and request.params.max_tokens > 0
         new_tokens = request.token_ids[request.num_sent :]
-        self._step(request, count, new_tokens, new_blocks)
+        self.steps[request] = SequenceStep(
+            request.row, start, count, sample, new_tokens, new_blocks
+        )
+        request.num_sent = num_known
+        self.budget -= count
 
     def add_new(self, request: Request, count: int, blocks: list[list[int]]) -> None:
         """Hands a sequence to the ranks whole; computes `count` tokens behind the cached ones."""
@@ -32,7 +39,8 @@ class StepDraft:
                 request.row, request.request_id, tokens, request.num_prompt, request.params, blocks
             )
         )
-        self._step(request, count, [], [])
+        request.num_sent = len(tokens)
+        self.add(request, count, [])
 
     def remove(self, request: Request) -> None:
         """Takes back what was added for a request that is preempted after all."""
@@ -43,15 +51,3 @@ class StepDraft:
     def to_plan(self, released: list[int]) -> StepPlan:
         """The record for the ranks."""
         return StepPlan(self.number, self._new, list(self.steps.values()), released)
-
-    def _step(
-        self, request: Request, count: int, new_tokens: list[int], new_blocks: list[list[int]]
-    ) -> None:
-        assert request.row is not None, f"{request.request_id} has no row"
-        start, num_known = request.num_computed, len(request.token_ids)
-        sample = start + count == num_known and request.params.max_tokens > 0
-        self.steps[request] = SequenceStep(
-            request.row, start, count, sample, new_tokens, new_blocks
-        )
-        request.num_sent = num_known
-        self.budget -= count
