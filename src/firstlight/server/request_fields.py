@@ -1,0 +1,223 @@
+"""Owns the parts request bodies are built from: sampling fields, messages, tools, prompts.
+
+Knows types and bounds only; what depends on the model or on other fields is checked elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+MAX_CHOICES = 128
+MAX_STOP = 16
+MAX_LOGPROBS = 20
+
+
+class StrictBody(BaseModel):
+    """A JSON object: all fields are known, types are exact, numbers are finite."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+def text_or_list(value: object) -> str:
+    """Names the branch of a field that is either a string or a list, so that errors stay short."""
+    return "$list" if isinstance(value, list) else "$text"
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+StopText = Annotated[str, Field(min_length=1, max_length=4096)]
+StopList = Annotated[list[StopText], Field(max_length=MAX_STOP)]
+Stop = Annotated[
+    Annotated[StopText, Tag("$text")] | Annotated[StopList, Tag("$list")],
+    Discriminator(text_or_list),
+]
+BiasKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+BiasValue = Annotated[float, Field(ge=-100, le=100)]
+Prompt = str | list[str] | list[int] | list[list[int]]
+
+
+def check_prompt(value: object) -> Prompt:
+    """Accepts the four forms of a prompt by exact types; one error whatever the length."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value:
+        if all(type(item) is str for item in value) or _is_ids(value):
+            return value
+        if all(type(item) is list and item and _is_ids(item) for item in value):
+            return value
+    raise PydanticCustomError(
+        "prompt",
+        "must be a string, or a list that is not empty of strings, of token ids, or of lists of "
+        "token ids",
+    )
+
+
+def _is_ids(value: list[Any]) -> bool:
+    return all(type(item) is int and 0 <= item < 2**31 for item in value)
+
+
+_IDS_SCHEMA = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+    "minItems": 1,
+}
+PromptField = Annotated[
+    Prompt,
+    PlainValidator(check_prompt),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                _IDS_SCHEMA,
+                {"type": "array", "items": _IDS_SCHEMA, "minItems": 1},
+            ]
+        }
+    ),
+]
+
+
+class StreamOptions(StrictBody):
+    """What a stream carries beside its deltas."""
+
+    include_usage: bool | None = None
+
+
+class SamplingFields(StrictBody):
+    """Fields both completion endpoints share. A field left out takes the model's own default."""
+
+    model: str
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
+        None, description="0 and -1 consider every token."
+    )
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
+        None, description="Choice 0 uses it as it is, further choices use seeds derived from it."
+    )
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
+        None, description="No end token ends the text earlier; a stop string still does."
+    )
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: Annotated[dict[BiasKey, BiasValue], Field(max_length=4096)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = Field(
+        None, description="Adds prompt_token_ids and token_ids to the choices."
+    )
+    user: str | None = Field(None, description="Accepted and ignored.")
+    metadata: dict[str, JsonValue] | None = Field(None, description="Accepted and ignored.")
+    store: bool | None = Field(None, description="Accepted and ignored.")
+
+
+class TextPart(StrictBody):
+    """One text part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("$text")] | Annotated[list[TextPart], Tag("$list")],
+    Discriminator(text_or_list),
+]
+
+
+class CalledFunction(StrictBody):
+    """The function of an earlier tool call; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(StrictBody):
+    """A tool call an assistant message made earlier."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class InstructionMessage(StrictBody):
+    """Instructions of the operator."""
+
+    role: Literal["system", "developer"]
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(StrictBody):
+    """What the user says."""
+
+    role: Literal["user"]
+    content: Content
+    name: str | None = None
+
+
+class AssistantMessage(StrictBody):
+    """What the model said earlier; the fields that are always null are those clients send back."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    refusal: str | None = None
+    annotations: list[JsonValue] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class ToolMessage(StrictBody):
+    """What a tool answered."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+    name: str | None = None
+
+
+Message = Annotated[
+    InstructionMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
+Messages = Annotated[list[Message], Field(min_length=1)]
+
+
+class ToolFunction(StrictBody):
+    """A function the model may call; `parameters` is a JSON schema."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+    strict: bool | None = None
+
+
+class Tool(StrictBody):
+    """A tool the template may show to the model."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class TextFormat(StrictBody):
+    """The only response format served: plain text."""
+
+    type: Literal["text"]

@@ -1,0 +1,153 @@
+"""Owns the server process's life: its socket, its signals, its drain, and what ends it.
+
+Knows uvicorn and the engine's health; nothing of what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from firstlight.errors import EnvironmentProblem
+from firstlight.server.app import create_app
+from firstlight.server.connection import guarded_protocol
+from firstlight.server.context import AppContext
+from firstlight.server.serving_state import ServingState
+
+_LOG = logging.getLogger("firstlight.server")
+_BACKLOG = 2048
+_WATCH_SECONDS = 0.2
+_CLOSE_SECONDS = 5
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Takes a port before anything is loaded; 0 takes a free one. The socket already listens.
+
+    Raises EnvironmentProblem when the address is unknown, taken or not permitted.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, OverflowError, UnicodeError) as problem:
+        raise EnvironmentProblem(
+            f"{host}:{port} is no address of this machine ({problem}); choose another --host or "
+            "--port"
+        ) from problem
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as problem:
+        listener.close()
+        raise EnvironmentProblem(_why_not(problem, host, port)) from problem
+    listener.setblocking(False)
+    return listener
+
+
+def _why_not(problem: OSError, host: str, port: int) -> str:
+    if problem.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} on {host} is in use by another program; stop that program or choose "
+            "another --port"
+        )
+    if problem.errno == errno.EACCES:
+        return f"port {port} on {host} needs more rights; choose a --port from 1024 on"
+    return (
+        f"{host}:{port} cannot be served from: {problem.strerror}; choose another --host or --port"
+    )
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server whose first signal begins a drain and whose second ends it at once."""
+
+    def __init__(self, config: uvicorn.Config, asked_to_end: asyncio.Event) -> None:
+        super().__init__(config)
+        self.num_signals = 0
+        self.asked_to_end = asked_to_end
+        self._own_loop = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Takes note of a signal; nothing is raised again when the server has ended."""
+        self.num_signals += 1
+        _LOG.info("received %s", signal.Signals(sig).name)
+        self._own_loop.call_soon_threadsafe(self.asked_to_end.set)
+        if self.num_signals > 1:
+            self.force_exit = self.should_exit = True
+
+
+async def serve_app(
+    context: AppContext, listener: socket.socket, *, asked_to_end: asyncio.Event | None = None
+) -> int:
+    """Serves until a signal or the engine's failure ends it, and returns the exit code.
+
+    A first SIGTERM or SIGINT, or setting `asked_to_end`, begins a drain: new requests get 503, running ones may finish within
+    `limits.drain_seconds`, then the engine is drained and the code is 0. A failed engine gives its
+    own code. The engine client is closed in any case.
+    """
+    app = create_app(context)
+    server = Server(_config(app, context), asked_to_end or asyncio.Event())
+    ending = asyncio.create_task(_end(server, app.state.serving, context))
+    try:
+        await server.serve(sockets=[listener])
+        return await ending if server.num_signals < 2 else 1
+    finally:
+        ending.cancel()
+        await asyncio.gather(ending, return_exceptions=True)
+        await context.engine.close()
+
+
+def _config(app: FastAPI, context: AppContext) -> uvicorn.Config:
+    limits = context.limits
+    return uvicorn.Config(
+        app,
+        http=guarded_protocol(limits.header_seconds),
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        server_header=False,
+        log_config=None,
+        proxy_headers=False,
+        timeout_keep_alive=int(limits.idle_seconds),
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
+        h11_max_incomplete_event_size=limits.max_header_bytes,
+    )
+
+
+async def _end(server: Server, serving: ServingState, context: AppContext) -> int:
+    """Waits for a reason to end, brings the server to its end, and returns the exit code."""
+    failure = await _reason(server, context)
+    if failure is not None:
+        serving.draining = True
+        _LOG.error("the engine has failed: %s", failure)
+        status = context.engine.status
+        server.should_exit = True
+        return (status.exit_code if status is not None else 0) or 1
+    seconds = context.limits.drain_seconds
+    _LOG.info("draining: %d requests run, they have %g s", serving.num_in_flight, seconds)
+    if not await serving.drain(seconds):
+        _LOG.warning("the drain ran out of time; %d requests are ended", serving.num_in_flight)
+    with contextlib.suppress(asyncio.TimeoutError, EnvironmentProblem):
+        await asyncio.wait_for(context.engine.drain(), _CLOSE_SECONDS)
+    server.should_exit = True
+    return 0
+
+
+async def _reason(server: Server, context: AppContext) -> str | None:
+    """Waits until a signal came (None) or the engine has failed (why)."""
+    while not server.asked_to_end.is_set():
+        status = context.engine.status
+        if status is not None and status.failure is not None:
+            return status.failure
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(server.asked_to_end.wait(), _WATCH_SECONDS)
+    return None
