@@ -5,9 +5,10 @@ It refuses to know which of them a model will use: the registry decides from a q
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from firstlight.kernels.native import NativeKernels, load_native
 from firstlight.kernels.reference import attention, dense
 from firstlight.kernels.registry import (
     FLOAT_DTYPES,
@@ -33,19 +34,52 @@ REFERENCES: dict[str, Callable[..., Any]] = {
 }
 
 
+VECTOR_FEATURES = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
+TILE_FEATURES = VECTOR_FEATURES | {"amx_bf16", "amx_tile"}
+NATIVE_OPERATIONS = ("linear", "linear_add", "linear_group", "gated_mlp_in")
+
+
 def builtin_kernels() -> KernelRegistry:
     """Return all kernels this installation has; nothing is compiled here."""
-    return KernelRegistry(_references())
+    return KernelRegistry((*_native(load_native()), *_references()))
+
+
+def machine_query(
+    platform: str = "cpu", dtype: str = "float32", sizes: Mapping[str, int] | None = None
+) -> KernelQuery:
+    """Return a query with the CPU features this process may use on this machine."""
+    return KernelQuery(platform, dtype, load_native().cpu_features, sizes or {})
 
 
 def reference_kernels() -> KernelSet:
     """Return the plain PyTorch kernels for every operation: any device, differentiable."""
-    return KernelRegistry(_references()).resolve(KernelQuery(platform="any"))
+    return KernelRegistry(tuple(_references())).resolve(KernelQuery(platform="any"))
 
 
-def _references() -> tuple[Kernel, ...]:
+def _native(native: NativeKernels) -> Iterator[Kernel]:
+    """Yield the compiled kernels, best first; a call one doesn't take goes to its reference."""
+    for operation in NATIVE_OPERATIONS:
+        for name, features in (
+            ("native_tiles", TILE_FEATURES),
+            ("native_vectors", VECTOR_FEATURES),
+        ):
+            needs = Needs(
+                platforms=frozenset({"cpu"}),
+                dtypes=frozenset({"float32"}),
+                cpu_features=features if native.module else frozenset(),
+                unavailable=native.reason,
+            )
+            reference = REFERENCES[operation]
+            use_tiles = features is TILE_FEATURES
+            function = (
+                native.module.kernel(operation, reference, use_tiles)
+                if native.module
+                else reference
+            )
+            yield Kernel(operation, name, function, needs)
+
+
+def _references() -> Iterator[Kernel]:
     needs = Needs(dtypes=FLOAT_DTYPES)
-    return tuple(
-        Kernel(operation, "reference", function, needs)
-        for operation, function in REFERENCES.items()
-    )
+    for operation, function in REFERENCES.items():
+        yield Kernel(operation, "reference", function, needs)
