@@ -79,12 +79,17 @@ class StoredTensor(NamedTuple):
     heads: int = 0
 
 
-class _Table(gguf.GGUFReader):  # type: ignore[misc]
+class _Table(gguf.GGUFReader):
     """The library's reader, keeping the tensor table but touching no tensor data.
 
     The library maps the file; with this only its metadata pages are read, so that a file cut short
     in its data is described tensor by tensor.
     """
+
+    def _get(self, *args: Any, **options: Any) -> Any:
+        # A plain view: slicing the map itself takes 5 times as long.
+        self.data = np.asarray(self.data)  # type: ignore[assignment]
+        return super()._get(*args, **options)
 
     def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
         self.stored: list[StoredTensor] = []
@@ -129,6 +134,10 @@ class GgufCheckpoint:
         factors = self.read("rope_freqs.weight") if "rope_freqs.weight" in self.tensors else None
         return config_from_metadata(self._metadata, self.tensors, rope_factors=factors)
 
+    def field(self, name: str, default: Any = None) -> Any:
+        """Returns one metadata field that is no tokenizer list."""
+        return self._metadata.get(name, default)
+
     def metadata(self) -> dict[str, Any]:
         """Returns all metadata as the file has it, tokenizer lists included (a second or so)."""
         return {key: field.contents() for key, field in self._fields.items()}
@@ -143,8 +152,8 @@ class GgufCheckpoint:
         values = self._read_rows(entry, info, first, last)
         if entry.heads:
             values = unpermute(values, (last - first) // head)
-        result: Array = values[start - first : stop - first] if info.shape else values
-        return np.ascontiguousarray(result)
+        result: Array = np.ascontiguousarray(values[start - first : stop - first])
+        return result if info.shape else values
 
     def _read_rows(self, entry: StoredTensor, info: TensorInfo, first: int, last: int) -> Array:
         row_bytes = entry.num_bytes // max(1, info.rows)
@@ -189,7 +198,9 @@ def unpermute(values: Array, heads: int) -> Array:
     """Undoes llama.cpp's order of rotary pairs: rows [heads, half, 2] become [heads, 2, half]."""
     shape = values.shape
     half = shape[0] // heads // 2
-    return values.reshape(heads, half, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+    pairs: Array = values.reshape(heads, half, 2, *shape[1:]).swapaxes(1, 2)
+    result: Array = pairs.reshape(shape)
+    return result
 
 
 def _read_table(path: Path) -> _Table:

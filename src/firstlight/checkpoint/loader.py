@@ -3,33 +3,43 @@
 Every parameter is filled whole or the load fails; nothing is converted but the element type.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from blake3 import blake3
 
+from firstlight.checkpoint.digests import rank_digest
 from firstlight.checkpoint.executor import Job, Patience, Worker, run_jobs
+from firstlight.checkpoint.fill_granules import granule_job
+from firstlight.checkpoint.fill_tensors import tensor_job, zero_what_is_not_read
 from firstlight.checkpoint.findings import refuse_errors
+from firstlight.checkpoint.granule_plan import plan_granule_reads
 from firstlight.checkpoint.names import WeightSpec, prove_tied, require_match
+from firstlight.checkpoint.positioned_io import InputFile
 from firstlight.checkpoint.progress import Progress, silent
 from firstlight.checkpoint.read_plan import (
     Target,
-    TensorRead,
     parameter_shapes,
     plan_tensor_reads,
     targets_of,
 )
+from firstlight.checkpoint.store import Store
+from firstlight.checkpoint.store_layout import BlockRecord
 from firstlight.checkpoint.tensor_info import Checkpoint
-from firstlight.checkpoint.torch_types import TORCH_TYPES, as_tensor, bytes_of
-from firstlight.errors import TensorError
+from firstlight.checkpoint.torch_types import bytes_of
+from firstlight.errors import StoreError, TensorError
 from firstlight.sharding.layout import Place
 from firstlight.sharding.slices import check_layout
 
 _MEMORY = Path("memory")
+
+Parameters = Mapping[str, torch.Tensor]
+Runner = Callable[..., dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class LoadReport:
 
 def load_into(
     parameters: Mapping[str, torch.Tensor],
-    source: Checkpoint,
+    source: Store | Checkpoint,
     spec: WeightSpec,
     place: Place,
     *,
@@ -64,29 +74,11 @@ def load_into(
     clock = _Clock()
     check_layout(spec.facts, place.layout)
     check_parameters(parameters, spec, place)
-    report = require_match(source, spec)
-    targets = [
-        t
-        for t in targets_of(spec, place)
-        if t.name in parameters or not (t.rule.optional and t.rule.source not in source.tensors)
-    ]
-    reads = plan_tensor_reads(report, targets)
-    clock.lap("plan")
-    if check:
-        refuse_errors(prove_tied(source, report), str(source.path))
-        clock.lap("tied")
-    zero_what_is_not_read(parameters, targets)
-    jobs = [_tensor_job(parameters, source, read) for read in reads]
     run = partial(
         run_jobs, threads=threads, progress=progress or silent, patience=patience or Patience()
     )
-    spent = run(jobs, phase="load")
-    clock.lap("load")
-    digest = ""
-    if check:
-        digest = _digest_parameters(parameters, targets, run)
-        clock.lap("digest")
-    return LoadReport(sum(r.num_bytes for r in reads), clock.seconds, spent, digest)
+    fill = _fill_from_store if isinstance(source, Store) else _fill_from_checkpoint
+    return fill(parameters, source, spec, place, _Work(clock, run, check))  # type: ignore[arg-type]
 
 
 class _Clock:
@@ -100,6 +92,86 @@ class _Clock:
         now = perf_counter()
         self.seconds[phase] = now - self._last
         self._last = now
+
+
+class _Work(NamedTuple):
+    """What both kinds of source need to do their part."""
+
+    clock: _Clock
+    run: Runner
+    check: bool
+
+
+def _fill_from_checkpoint(
+    parameters: Parameters, source: Checkpoint, spec: WeightSpec, place: Place, work: _Work
+) -> LoadReport:
+    report = require_match(source, spec)
+    targets = _wanted(parameters, source.tensors, spec, place)
+    reads = plan_tensor_reads(report, targets)
+    work.clock.lap("plan")
+    if work.check:
+        refuse_errors(prove_tied(source, report), str(source.path))
+        work.clock.lap("tied")
+    zero_what_is_not_read(parameters, targets)
+    spent = work.run([tensor_job(parameters, source, read) for read in reads], phase="load")
+    work.clock.lap("load")
+    digest = ""
+    if work.check:
+        digest = _digest_parameters(parameters, targets, work.run)
+        work.clock.lap("digest")
+    return LoadReport(sum(r.num_bytes for r in reads), work.clock.seconds, spent, digest)
+
+
+def _fill_from_store(
+    parameters: Parameters, source: Store, spec: WeightSpec, place: Place, work: _Work
+) -> LoadReport:
+    check_family(source, spec)
+    held = {name for unit in source.manifest.units for b in unit.blocks for name in _sources(b)}
+    targets = _wanted(parameters, held, spec, place)
+    reads = plan_granule_reads(source.manifest.units, targets)
+    names = list(dict.fromkeys(read.unit.name for read in reads))
+    entries = {name: source.entries(name) for name in names} if work.check else {}
+    zero_what_is_not_read(parameters, targets)
+    work.clock.lap("plan")
+    files = {name: InputFile(source.bin_path(name)) for name in names}
+    jobs = [granule_job(parameters, files[r.unit.name], r, entries.get(r.unit.name)) for r in reads]
+    spent = work.run(jobs, phase="load")
+    for file in files.values():
+        file.close()
+    work.clock.lap("load")
+    digest = ""
+    if work.check:
+        digest = rank_digest(
+            entries[r.unit.name]["digest"][r.entry : r.entry + r.granules].tobytes() for r in reads
+        )
+    return LoadReport(sum(r.num_bytes for r in reads), work.clock.seconds, spent, digest)
+
+
+def _sources(block: BlockRecord) -> Iterator[str]:
+    for part in block.parts:
+        yield from part.sources
+
+
+def check_family(store: Store, spec: WeightSpec) -> None:
+    """Raises StoreError when a store was made with another rule table than the program has."""
+    table, manifest = spec.family.table, store.manifest
+    if (manifest.family, manifest.rule_version) != (table.family, table.version):
+        raise StoreError(
+            f"{store.path}: made for family {manifest.family}, rule table {manifest.rule_version}; "
+            f"this program has {table.family}, {table.version}. Make the store again"
+        )
+
+
+def _wanted(
+    parameters: Parameters, held: Container[str], spec: WeightSpec, place: Place
+) -> list[Target]:
+    """Returns the rank's targets, without optional tensors that neither side has."""
+    return [
+        target
+        for target in targets_of(spec, place)
+        if target.name in parameters
+        or not (target.rule.optional and target.rule.source not in held)
+    ]
 
 
 def check_parameters(
@@ -126,65 +198,10 @@ def check_parameters(
         raise TensorError("parameters do not fit the model:\n  " + "\n  ".join(wrong))
 
 
-def zero_what_is_not_read(
-    parameters: Mapping[str, torch.Tensor], targets: Sequence[Target]
-) -> None:
-    """Zeroes padding rows, and tensors that only the first rank of a sum holds."""
-    for target in targets:
-        if target.name not in parameters:
-            continue
-        tensor, part = destination(parameters, target), target.part
-        if part.zero:
-            tensor.zero_()
-        elif part.padded:
-            tensor.narrow(part.dim, part.stop - part.start, part.padded).zero_()
-
-
-def destination(parameters: Mapping[str, torch.Tensor], target: Target) -> torch.Tensor:
-    """Returns the memory one tensor rule fills: a parameter, or one expert of a stacked one."""
-    tensor = parameters[target.name].detach()
-    return tensor if target.stacked is None else tensor[target.stacked]
-
-
-def _tensor_job(
-    parameters: Mapping[str, torch.Tensor], source: Checkpoint, read: TensorRead
-) -> Job:
-    run = partial(_fill_from_tensor, destination(parameters, read.target), source, read)
-    return Job(read.target.rule.unit, read.file, read.offset, read.num_bytes, run)
-
-
-def _fill_from_tensor(
-    tensor: torch.Tensor, source: Checkpoint, read: TensorRead, worker: Worker
-) -> None:
-    info, part = source.tensors[read.source], read.target.part
-    count = read.stop - read.start
-    rows = tensor.narrow(0, read.at, count) if tensor.dim() else tensor
-    if part.dim:
-        rows = rows.narrow(part.dim, 0, part.stop - part.start)
-    started = perf_counter()
-    same = TORCH_TYPES[info.dtype] == tensor.dtype and rows.device.type == "cpu"
-    if info.in_place and same and rows.is_contiguous():
-        source.read_into(read.source, read.start, bytes_of(rows))
-        worker.spend("read", started)
-        return
-    if info.in_place:
-        staged = worker.staging(read.num_bytes)
-        source.read_into(read.source, read.start, staged)
-        values = torch.frombuffer(staged, dtype=TORCH_TYPES[info.dtype])
-        values = values.view(count, *info.shape[1:]) if info.shape else values.view(())
-    else:
-        values = as_tensor(source.read(read.source, slice(read.start, read.stop)), info.dtype)
-    started = worker.spend("read", started)
-    if part.dim:
-        values = values.narrow(part.dim, part.start, part.stop - part.start)
-    rows.copy_(values)
-    worker.spend("place", started)
-
-
 def _digest_parameters(
     parameters: Mapping[str, torch.Tensor],
     targets: Sequence[Target],
-    run: "partial[dict[str, float]]",
+    run: Runner,
 ) -> str:
     """Hashes every parameter as it now is, in the order of the rule table."""
     names = list(dict.fromkeys(target.name for target in targets))

@@ -14,6 +14,7 @@ import numpy as np
 from blake3 import blake3
 
 from firstlight.checkpoint.findings import ERROR, NOTE, WARNING, Finding, refuse_errors
+from firstlight.checkpoint.gguf import GgufCheckpoint
 from firstlight.checkpoint.positioned_io import InputFile
 from firstlight.checkpoint.safetensors_header import Header, read_header
 from firstlight.checkpoint.tensor_info import (
@@ -136,7 +137,7 @@ def scan_checkpoint(path: Path) -> Checkpoint:
 
 def _open_file(path: Path) -> Checkpoint:
     if path.suffix == ".gguf":
-        return _open_gguf(path)
+        return GgufCheckpoint(path)
     if path.name.endswith(".index.json"):
         return _open_index(path.parent, path)
     if path.suffix == ".safetensors":
@@ -150,18 +151,12 @@ _PICKLE = "Pickled weights (.bin, .pt, .pth) are not read: unpickling runs code 
 def _open_other(path: Path) -> Checkpoint:
     gguf = sorted(path.glob("*.gguf"))
     if len(gguf) == 1:
-        return _open_gguf(gguf[0])
+        return GgufCheckpoint(gguf[0])
     if gguf:
         raise TensorError(f"{path}: {len(gguf)} GGUF files; name the one to read")
     pickled = [f.name for f in sorted(path.iterdir()) if f.suffix in (".bin", ".pt", ".pth")]
     hint = f" {_PICKLE}; found {', '.join(pickled[:8])}" if pickled else ""
     raise TensorError(f"{path}: holds no .safetensors and no .gguf file.{hint}")
-
-
-def _open_gguf(path: Path) -> Checkpoint:
-    from firstlight.checkpoint.gguf import GgufCheckpoint  # takes 0.2 s to import
-
-    return GgufCheckpoint(path)
 
 
 def _open_index(folder: Path, index: Path) -> SafetensorsCheckpoint:

@@ -1,8 +1,9 @@
-"""Owns how header type names, numpy arrays and torch dtypes correspond; converts no values."""
+"""Owns how header types, numpy arrays and torch dtypes correspond, and copies between them."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import numpy as np
 import torch
 
 from firstlight.checkpoint.tensor_info import Array
@@ -19,9 +20,38 @@ TORCH_TYPES: Mapping[str, torch.dtype] = MappingProxyType(
 )  # fmt: skip
 
 
+_SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SERIAL = 32768  # torch copies fewer values than this on the calling thread
+
+
 def as_tensor(values: Array, dtype: str) -> torch.Tensor:
     """Returns a tensor over the same memory, its bits read as `dtype`."""
     return torch.from_numpy(values).view(TORCH_TYPES[dtype])
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """Returns the memory of a CPU tensor as integers of the same width; strides are kept."""
+    array: Array = tensor.detach().view(_SAME_WIDTH[tensor.element_size()]).numpy()
+    return array
+
+
+def copy_values(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Copies values into a tensor of any device and dtype, on the calling thread alone.
+
+    torch would start its own pool for a large copy, one a loading thread: they fight for the cores.
+    """
+    if target.device.type != "cpu":
+        target.copy_(values)
+    elif target.dtype == values.dtype:
+        np.copyto(as_array(target), as_array(values))
+    elif target.numel() < _SERIAL or not target.dim():
+        target.copy_(values)
+    elif len(target) > 1:
+        step = max(1, (_SERIAL - 1) * len(target) // target.numel())
+        for start in range(0, len(target), step):
+            copy_values(target[start : start + step], values[start : start + step])
+    else:
+        copy_values(target[0], values[0])
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

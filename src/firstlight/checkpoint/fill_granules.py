@@ -1,0 +1,167 @@
+"""Owns how granules of a store are read, checked and put in place; plans nothing.
+
+A granule is hashed as one run of bytes before a value of it is used.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+from time import perf_counter
+
+import torch
+from blake3 import blake3
+
+from firstlight.checkpoint.digests import Entries, granule_digest, position_bytes
+from firstlight.checkpoint.executor import Job, Worker
+from firstlight.checkpoint.fill_tensors import destination
+from firstlight.checkpoint.granule_plan import GranuleRead
+from firstlight.checkpoint.positioned_io import InputFile
+from firstlight.checkpoint.read_plan import LARGEST_READ, Target
+from firstlight.checkpoint.store_layout import (
+    DIGEST_BYTES,
+    BlockRecord,
+    GranuleKey,
+    PartPlace,
+    UnitRecord,
+    describe_granule,
+    granule_bytes,
+    granule_parts,
+    stride,
+)
+from firstlight.checkpoint.torch_types import TORCH_TYPES, bytes_of, copy_values
+from firstlight.errors import DigestMismatch
+
+Parameters = Mapping[str, torch.Tensor]
+
+
+def granule_job(
+    parameters: Parameters, file: InputFile, read: GranuleRead, entries: Entries | None
+) -> Job:
+    """Returns the job of one read. Its digests are compared with `entries` unless that is None."""
+    fill: Callable[..., None] = _fill_staged
+    if read.granules == 1 and read.num_bytes > LARGEST_READ:
+        fill = _fill_by_part
+    run = partial(fill, parameters, file, read, entries)
+    return Job(read.unit.name, file.path, read.offset, read.num_bytes, run)
+
+
+def _fill_staged(
+    parameters: Parameters,
+    file: InputFile,
+    read: GranuleRead,
+    entries: Entries | None,
+    worker: Worker,
+) -> None:
+    block, whole = read.unit.blocks[read.key.block], stride(read.unit.blocks[read.key.block])
+    started = perf_counter()
+    staged = worker.staging(read.granules * whole)[: read.num_bytes]
+    file.read_into(staged, read.offset)
+    started = worker.spend("read", started)
+    if entries is not None:
+        for number in range(read.granules):
+            key = read.key._replace(granule=read.key.granule + number)
+            data = staged[number * whole : (number + 1) * whole]
+            found = granule_digest(data, read.unit.name, key)
+            _compare(found, entries, read.entry + number, file=file, unit=read.unit, key=key)
+        started = worker.spend("hash", started)
+    rows = torch.frombuffer(staged, dtype=torch.uint8).view(read.granules, -1)
+    places = granule_parts(block, read.key.granule)
+    for part, place, target in zip(block.parts, places, read.targets, strict=True):
+        if target is not None and not target.part.zero:
+            values = rows[:, place.offset : place.offset + place.num_bytes]
+            values = values.view(TORCH_TYPES[part.dtype])
+            values = values.view(read.granules, *(place.shape or (1,)))
+
+            _place(parameters, read, target, block=block, values=values)
+    worker.spend("place", started)
+
+
+def _place(
+    parameters: Parameters,
+    read: GranuleRead,
+    target: Target,
+    *,
+    block: BlockRecord,
+    values: torch.Tensor,
+) -> None:
+    """Copies [count, *slab] into the target, slabs side by side along the dim that is cut."""
+    tensor = destination(parameters, target)
+    if not target.rule.shape:
+        copy_values(tensor, values.view(()))
+        return
+    dim, length = target.part.dim, values.shape[1 + target.part.dim]
+    step = block.piece_rows or length
+    rows = tensor.narrow(dim, read.at * step, read.granules * length)
+    slabs = rows.view(*rows.shape[:dim], read.granules, length, *rows.shape[dim + 1 :])
+    copy_values(slabs.movedim(dim, 0), values)
+
+
+def _fill_by_part(
+    parameters: Parameters,
+    file: InputFile,
+    read: GranuleRead,
+    entries: Entries | None,
+    worker: Worker,
+) -> None:
+    """Reads one large granule part by part, straight into place where the bytes allow it."""
+    block, hasher, at = read.unit.blocks[read.key.block], blake3(), 0
+    places = granule_parts(block, read.key.granule)
+    ends = [place.offset for place in places[1:]]
+    ends.append(granule_bytes(block, read.key.granule))
+    for number, (place, end) in enumerate(zip(places, ends, strict=True)):
+        target = read.targets[number]
+        started = perf_counter()
+        buffer = _own_bytes(parameters, target, place=place, dtype=block.parts[number].dtype)
+        direct = buffer is not None
+        if buffer is None:
+            buffer = worker.staging(place.num_bytes)
+        file.read_into(buffer, read.offset + at)
+        padding = file.read(read.offset + at + place.num_bytes, end - at - place.num_bytes)
+        started = worker.spend("read", started)
+        if entries is not None:
+            hasher.update(buffer)
+            hasher.update(padding)
+            started = worker.spend("hash", started)
+        if not direct and target is not None and not target.part.zero:
+            values = torch.frombuffer(buffer, dtype=TORCH_TYPES[block.parts[number].dtype])
+            values = values.view(1, *place.shape)
+            _place(parameters, read, target, block=block, values=values)
+            worker.spend("place", started)
+        at = end
+    if entries is not None:
+        hasher.update(position_bytes(read.unit.name, read.key))
+        found = hasher.digest(DIGEST_BYTES)
+        _compare(found, entries, read.entry, file=file, unit=read.unit, key=read.key)
+
+
+def _own_bytes(
+    parameters: Parameters,
+    target: Target | None,
+    *,
+    place: PartPlace,
+    dtype: str,
+) -> memoryview | None:
+    """Returns the target's own memory when the part's bytes can be read straight into it."""
+    if target is None or target.part.zero:
+        return None
+    tensor = destination(parameters, target)
+    whole = tensor.numel() == prod(place.shape) and tensor.is_contiguous()
+    if tensor.device.type != "cpu" or tensor.dtype != TORCH_TYPES[dtype] or not whole:
+        return None
+    return bytes_of(tensor)
+
+
+def _compare(
+    found: bytes,
+    entries: Entries,
+    entry: int,
+    *,
+    file: InputFile,
+    unit: UnitRecord,
+    key: GranuleKey,
+) -> None:
+    if found != entries["digest"][entry].tobytes():
+        raise DigestMismatch(
+            f"{file.path}: {describe_granule(unit, key)} differs from its recorded digest; the "
+            "weights are damaged. `firstlight verify` lists all damage; make the store again"
+        )

@@ -1,0 +1,128 @@
+"""Owns the list of granule reads one rank makes from a store, as pure data; opens no file."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from firstlight.checkpoint.read_plan import LARGEST_READ, Target
+from firstlight.checkpoint.store_layout import (
+    BlockRecord,
+    GranuleKey,
+    UnitRecord,
+    block_offsets,
+    first_entries,
+    granule_bytes,
+    stride,
+)
+from firstlight.errors import LayoutError, StoreError
+from firstlight.sharding.rules import TensorRule
+
+
+class GranuleRead(NamedTuple):
+    """A run of `granules` granules from `key` on: `num_bytes` at `offset` of the unit's file, whose
+    digests begin at entry number `entry`. `targets` has one place for each part of the block, None
+    where the rank holds zeros; `at` is how many granules of the rank come before this run."""
+
+    unit: UnitRecord
+    key: GranuleKey
+    granules: int
+    at: int
+    entry: int
+    offset: int
+    num_bytes: int
+    targets: tuple[Target | None, ...]
+
+
+def plan_granule_reads(
+    units: Sequence[UnitRecord], targets: Sequence[Target], *, largest_read: int = LARGEST_READ
+) -> tuple[GranuleRead, ...]:
+    """Returns the reads that fill the targets from a store, in file order, units in load order.
+
+    Raises StoreError naming every target the store does not hold as the config describes it, and
+    LayoutError when a layout would cut a granule.
+    """
+    places = {(t.rule.name, t.rule.expert): t for t in targets}
+    reads: list[GranuleRead] = []
+    filled: set[tuple[str, int | None]] = set()
+    for unit in units:
+        for index, block in enumerate(unit.blocks):
+            for position in range(block.count):
+                held = _held(block, position, places)
+                filled.update((t.rule.name, t.rule.expert) for t in held if t is not None)
+                reads.extend(_runs(unit, GranuleKey(index, position, 0), held, largest_read))
+    absent = [t.name for key, t in places.items() if key not in filled]
+    if absent:
+        raise StoreError(f"the store holds no values for: {', '.join(absent[:50])}")
+    return tuple(reads)
+
+
+def _held(
+    block: BlockRecord, position: int, places: Mapping[tuple[str, int | None], Target]
+) -> tuple[Target | None, ...]:
+    expert = block.experts[position] if block.experts else None
+    held = []
+    for part in block.parts:
+        name = part.name if expert is None else part.name.replace("*", str(expert))
+        target = places.get((name, expert))
+        if target is not None and (target.rule.shape, target.rule.dim) != (part.shape, part.dim):
+            raise StoreError(
+                f"{part.name}: the store holds {list(part.shape)} cut along dim {part.dim}, the "
+                f"config says {list(target.rule.shape)} along {target.rule.dim}"
+            )
+        held.append(target)
+    return tuple(held)
+
+
+def _runs(
+    unit: UnitRecord, key: GranuleKey, held: Sequence[Target | None], largest_read: int
+) -> Iterator[GranuleRead]:
+    """Cuts a rank's run of granules into reads; a short last granule is a read of its own."""
+    some = next((t for t in held if t is not None), None)
+    if some is None:
+        return
+    block = unit.blocks[key.block]
+    first, stop = granule_range(block, some)
+    whole = stride(block)
+    base = block_offsets(unit)[key.block] + key.expert * block.granules * whole
+    entry = first_entries(unit)[key.block] + key.expert * block.granules
+    per_read = max(1, largest_read // whole)
+    short = granule_bytes(block, block.granules - 1) != whole
+    at = first
+    while at < stop:
+        last_full = block.granules - 1 if short else block.granules
+        end = at + 1 if at >= last_full else min(stop, at + per_read, last_full)
+        num_bytes = (end - at - 1) * whole + granule_bytes(block, end - 1)
+        yield GranuleRead(
+            unit=unit,
+            key=key._replace(granule=at),
+            granules=end - at,
+            at=at - first,
+            entry=entry + at,
+            offset=base + at * whole,
+            num_bytes=num_bytes,
+            targets=tuple(held),
+        )
+        at = end
+
+
+def granule_range(block: BlockRecord, target: Target) -> tuple[int, int]:
+    """Returns the granules [first, stop) that make up a rank's part.
+
+    Raises LayoutError when the part begins or ends inside a granule.
+    """
+    rule, part = target.rule, target.part
+    if not rule.shape or (block.granules == 1 and not block.piece_rows):
+        return 0, 1
+    length = rule.shape[rule.dim]
+    if block.piece_rows:
+        return part.start // block.piece_rows, -(-part.stop // block.piece_rows)
+    if (part.start * block.granules) % length or (part.stop * block.granules) % length:
+        raise LayoutError(_cut_inside(rule, block))
+    return part.start * block.granules // length, part.stop * block.granules // length
+
+
+def _cut_inside(rule: TensorRule, block: BlockRecord) -> str:
+    legal = [d for d in range(1, block.granules + 1) if block.granules % d == 0]
+    return (
+        f"{rule.name}: the store holds it in {block.granules} pieces along {block.axis}, which "
+        f"this layout would cut; legal degrees: {', '.join(map(str, legal))}"
+    )

@@ -1,0 +1,183 @@
+"""Owns the manifest of a store and the opening of one; knows no tensor library and no layout.
+
+A directory is a store only when COMPLETE names the digest of its manifest.
+"""
+
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from firstlight.checkpoint.digests import ENTRY_TYPE, Entries
+from firstlight.checkpoint.findings import ERROR, Finding, refuse_errors
+from firstlight.checkpoint.store_layout import UnitRecord, granule_total
+from firstlight.errors import DigestMismatch, StoreError
+from firstlight.units import format_count
+
+_REMAKE = "make the store again"
+FORMAT_NAME = "firstlight-store"
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+COMPLETE_NAME = "COMPLETE"
+UNITS_FOLDER, MODEL_FOLDER, ANSWERS_FOLDER = "units", "model", "answers"
+PARTIAL_FOLDER = "partial"
+
+
+class SourceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a store came from. `headers_digest` covers names, sizes and headers of the files,
+    `content_digest` every byte read from them; `stored` counts tensors by their form there."""
+
+    name: str
+    format: str
+    headers_digest: str
+    content_digest: str
+    stored: dict[str, int]
+
+
+class CoverageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The proof that granules hold every element of every source tensor once."""
+
+    tensors: int
+    values: int
+    payload_bytes: int
+    padding_bytes: int
+
+
+class TiedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A source tensor not stored because it was proven equal to another one, bit for bit."""
+
+    source: str
+    same_as: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything a reader needs to compute every offset, and where the weights came from."""
+
+    format: str
+    version: int
+    creator: str
+    family: str
+    rule_version: int
+    codec: str
+    source: SourceRecord
+    licence: str
+    units: tuple[UnitRecord, ...]
+    coverage: CoverageRecord
+    tied: tuple[TiedRecord, ...] = ()
+    files: dict[str, str] = {}
+    answers: dict[str, str] = {}
+
+
+class Store:
+    """A complete store. `open_store` makes one."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @cached_property
+    def units(self) -> dict[str, UnitRecord]:
+        """The units by name, in load order."""
+        return {unit.name: unit for unit in self.manifest.units}
+
+    def bin_path(self, unit: str) -> Path:
+        """Returns the file that holds a unit's granules."""
+        return self.path / UNITS_FOLDER / f"{unit}.bin"
+
+    def entries(self, unit: str) -> Entries:
+        """Returns digest and checksum of every granule of a unit, checked against the manifest.
+
+        Raises DigestMismatch when the .idx file is not the one the manifest names.
+        """
+        path = self.path / UNITS_FOLDER / f"{unit}.idx"
+        raw = path.read_bytes()
+        if blake3(raw).hexdigest() != self.units[unit].digest:
+            raise DigestMismatch(f"{path}: differs from the digest in the manifest; make it again")
+        return np.frombuffer(raw, ENTRY_TYPE)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Returns the bytes of manifest.json: stable, readable, one newline at the end."""
+    return (
+        msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1) + b"\n"
+    )
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Returns the manifest of a complete store.
+
+    Raises StoreError when the directory is not one: absent, unfinished, of another version.
+    """
+    if not path.is_dir():
+        raise StoreError(f"{path}: no such directory")
+    complete, file = path / COMPLETE_NAME, path / MANIFEST_NAME
+    if not complete.is_file():
+        unfinished = (path / PARTIAL_FOLDER).is_dir() or file.is_file()
+        hint = (
+            "an unfinished store; run `firstlight shard` again to finish it"
+            if unfinished
+            else "not a store; make one with `firstlight shard`"
+        )
+        raise StoreError(f"{path}: has no {COMPLETE_NAME}, so it is {hint}")
+    try:
+        raw, stated = file.read_bytes(), complete.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{file}: cannot be read: {error}") from error
+    if blake3(raw).hexdigest() != stated:
+        raise StoreError(
+            f"{file}: differs from the digest in {COMPLETE_NAME}; make the store again"
+        )
+    return _decode(file, raw)
+
+
+def _decode(file: Path, raw: bytes) -> Manifest:
+    try:
+        head = msgspec.json.decode(raw)
+        if not isinstance(head, dict) or head.get("format") != FORMAT_NAME:
+            raise StoreError(f"{file}: is not the manifest of a store")
+        if head.get("version") != FORMAT_VERSION:
+            raise StoreError(
+                f"{file}: store version {head.get('version')!r}; this program reads "
+                f"{FORMAT_VERSION}. Make the store again, or use the version that made it"
+            )
+        return msgspec.json.decode(raw, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise StoreError(f"{file}: {error}") from error
+
+
+def size_findings(store: Store) -> list[Finding]:
+    """Compares the sizes of the unit files with the manifest; reads none of them."""
+    found = []
+    for unit in store.manifest.units:
+        index_size = granule_total(unit) * ENTRY_TYPE.itemsize
+        path = store.bin_path(unit.name)
+        wanted = {path: unit.size, path.with_suffix(".idx"): index_size}
+
+        for path, size in wanted.items():
+            if not path.is_file():
+                found.append(Finding(ERROR, str(path), "the file is absent", _REMAKE))
+            elif path.stat().st_size != size:
+                what = (
+                    f"holds {format_count(path.stat().st_size)} bytes, the manifest says "
+                    f"{format_count(size)}"
+                )
+                found.append(Finding(ERROR, str(path), what, _REMAKE))
+    return found
+
+
+def open_store(path: Path) -> Store:
+    """Opens a complete store whose files have the sizes the manifest states.
+
+    Raises StoreError otherwise, every file named.
+    """
+    store = Store(path, read_manifest(path))
+    refuse_errors(size_findings(store), str(path), kind=StoreError)
+    return store
+
+
+def is_store(path: Path) -> bool:
+    """Says whether a directory is a store, finished or not (and not a checkpoint)."""
+    names = (COMPLETE_NAME, MANIFEST_NAME, PARTIAL_FOLDER)
+    return path.is_dir() and any((path / name).exists() for name in names)
