@@ -48,7 +48,7 @@ def _fill_from_tensor(
         rows = rows.narrow(part.dim, 0, part.stop - part.start)
     started = perf_counter()
     same = TORCH_TYPES[info.dtype] == tensor.dtype and rows.device.type == "cpu"
-    if info.in_place and same and rows.is_contiguous():
+    if info.in_place and same and not part.dim and rows.is_contiguous():
         source.read_into(read.source, read.start, bytes_of(rows))
         worker.spend("read", started)
         return
