@@ -64,13 +64,13 @@ class Shadow(NamedTuple):
 
     def reveal(self, text: str) -> str:
         """What the user wrote: an ordinary string without marks."""
-        if text.isascii():
+        if str.isascii(text):
             return str.__str__(text)
         return str.translate(text, self.to_plain)
 
     def has_marks(self, text: str) -> bool:
         """Whether any character of the stored text is marked."""
-        return not text.isascii() and self.marks.search(text) is not None
+        return not str.isascii(text) and self.marks.search(text) is not None
 
     def wrap(self, value: Any) -> Any:
         """Gives stored text its looks back after plain string code handled it."""

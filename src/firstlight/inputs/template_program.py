@@ -104,9 +104,10 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Calls for the template, counting the call and marking what it returns."""
         _budget(context)._spend()
-        receiver = getattr(obj, "__self__", None)
+        method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps str.format
+        receiver = getattr(method, "__self__", None)
         if isinstance(receiver, str):
-            check_method(obj.__name__, receiver, (*args, *kwargs.values()))
+            check_method(method.__name__, receiver, (*args, *kwargs.values()))
         return self.shadow.wrap(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
