@@ -121,11 +121,10 @@ class ZmqEngineClient:
                 await self._receiver
         self._context.destroy(linger=200)
 
-    def engine_ended(self, reason: str) -> None:
+    def engine_ended(self, reason: str, *, exit_code: int) -> None:
         """Records that the engine process is gone: every open stream ends with an error."""
         if not self._stopped.is_set():
-            self._failure = reason
-            self._end_streams()
+            self._end(reason, exit_code)
 
     async def _send(self, message: ToEngine) -> None:
         await self._outbox.send(self._encoder.encode(message))
@@ -141,8 +140,7 @@ class ZmqEngineClient:
             elif isinstance(message, Status):
                 self._take_status(message)
             elif isinstance(message, Stopped):
-                self._failure = message.failure
-                self._end_streams()
+                self._end(message.failure, message.exit_code)
 
     def _take_status(self, status: Status) -> None:
         now, before = time.monotonic(), self._status
@@ -152,7 +150,16 @@ class ZmqEngineClient:
             self._progress_at = now
         self._status, self._status_at = status, now
 
-    def _end_streams(self) -> None:
+    def _end(self, failure: str | None, exit_code: int) -> None:
+        """Every open stream ends; a failure becomes part of the status, with its exit code."""
+        self._failure = failure
+        if failure is not None:
+            last = self._status or Status(
+                sequence=0, progress=0, busy=False, ready=False, phases=[]
+            )
+            self._status = msgspec.structs.replace(
+                last, busy=False, ready=False, failure=failure, exit_code=exit_code
+            )
         self._stopped.set()
         for queue in set(self._streams.values()):
             queue.put_nowait(None)

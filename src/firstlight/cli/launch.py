@@ -1,0 +1,154 @@
+"""Owns the start of a service on this machine: port, engine process, then the API in this process.
+
+The engine process begins first, because its ranks have most to do; nothing of what it does is known here.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import os
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from firstlight.checkpoint.store import MODEL_FOLDER, is_store
+from firstlight.engine.process import EngineProcess
+from firstlight.engine.settings import EngineSettings
+from firstlight.engine.zmq_client import ZmqEngineClient
+from firstlight.models.spec import ModelSpec
+from firstlight.runner.model_path import read_spec
+from firstlight.settings.serve import ServeSettings
+from firstlight.sharding.layout import Layout
+from firstlight.sharding.slices import check_layout
+
+WATCH_SECONDS = 0.5
+
+
+def launch(settings: ServeSettings) -> int:
+    """Serves until a signal or a failure ends it; returns the exit code.
+
+    Raises what is wrong with port, path, config or layout before any weight is read.
+    """
+    from firstlight.server.listener import bind_socket
+
+    started = process_started()
+    spec = read_spec(settings.model)
+    check_layout(spec.facts, Layout(tp=settings.tp))
+    listener = bind_socket(settings.host, settings.port)
+    configure_logging(settings.log_level)
+    with tempfile.TemporaryDirectory(prefix="firstlight-") as directory:
+        engine_settings = make_engine_settings(settings, Path(directory), started)
+        process = EngineProcess(engine_settings)
+        try:
+            return asyncio.run(_serve(settings, spec, (engine_settings, process), listener))
+        finally:
+            process.stop(patience_seconds=10.0)
+
+
+def make_engine_settings(
+    settings: ServeSettings, directory: Path, started: float
+) -> EngineSettings:
+    """Returns what the engine process is told; `directory` holds the sockets between processes."""
+    cores = len(os.sched_getaffinity(0))
+    return EngineSettings(
+        model=str(settings.model),
+        started=started,
+        api_endpoint=f"ipc://{directory}/api",
+        engine_endpoint=f"ipc://{directory}/engine",
+        tp=settings.tp,
+        dtype=settings.dtype,
+        device="cpu" if settings.device == "auto" else settings.device,
+        threads=settings.threads_per_rank(cores),
+        context_length=settings.context,
+        kv_budget_bytes=settings.kv_budget_bytes,
+        block_size=settings.block_size,
+        max_sequences=settings.max_sequences,
+        max_batch_tokens=settings.max_batch_tokens,
+        chunk_tokens=settings.chunk_tokens,
+        max_waiting=settings.max_waiting,
+        check_digests=settings.check_digests,
+        skip_gate=settings.skip_gate,
+    )
+
+
+async def _serve(
+    settings: ServeSettings,
+    spec: ModelSpec,
+    engine: tuple[EngineSettings, EngineProcess],
+    listener: socket.socket,
+) -> int:
+    # Imported while the engine is loading: FastAPI takes longer than everything above.
+    from firstlight.server.serving import serve_app
+
+    engine_settings, process = engine
+    client = ZmqEngineClient(
+        api_endpoint=engine_settings.api_endpoint, engine_endpoint=engine_settings.engine_endpoint
+    )
+    client.start()
+    watch = asyncio.create_task(_watch(process, client), name="engine watch")
+    try:
+        context = make_context(settings, spec, client)
+        host, port = listener.getsockname()[:2]
+        logging.getLogger("firstlight").info("listening on http://%s:%d", host, port)
+        return await serve_app(context, listener)
+    finally:
+        watch.cancel()
+
+
+def make_context(settings: ServeSettings, spec: ModelSpec, client: ZmqEngineClient) -> object:
+    """Returns the record the server is made from: tokenizer, templates, defaults and limits."""
+    from firstlight.inputs.chat_format import ChatFormat
+    from firstlight.inputs.generation_defaults import read_generation_defaults
+    from firstlight.inputs.tokenizer import load_tokenizer
+    from firstlight.metrics.series import Series
+    from firstlight.server.context import AppContext, Limits
+
+    folder = settings.model / MODEL_FOLDER if is_store(settings.model) else settings.model
+    tokenizer = load_tokenizer(folder)
+    chat_format = ChatFormat.load(folder, tokenizer)
+    defaults = read_generation_defaults(folder if folder.is_dir() else folder.parent)
+    ends = tuple(dict.fromkeys((*defaults.eos_ids, *tokenizer.eos_ids)))
+    series = Series()
+    return AppContext(
+        engine=client,
+        tokenizer=tokenizer,
+        chat_format=chat_format if chat_format.has_template else None,
+        defaults=dataclasses.replace(defaults, eos_ids=ends),
+        model_names=(settings.model_name(),),
+        context_length=settings.context or spec.context_length,
+        recorder=series,
+        read_series=series.flatten,
+        limits=Limits(
+            max_body_bytes=settings.max_body_bytes, drain_seconds=settings.drain_seconds
+        ),
+        api_keys=(settings.api_key,) if settings.api_key else (),
+        created=int(time.time()),
+    )
+
+
+async def _watch(process: EngineProcess, client: ZmqEngineClient) -> None:
+    """An engine that was killed can say nothing; its parent sees the exit code."""
+    while (code := process.poll()) is None:
+        await asyncio.sleep(WATCH_SECONDS)
+    await asyncio.sleep(WATCH_SECONDS)  # its last words may still be on the way
+    if not client.has_stopped:
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        client.engine_ended(f"the engine process {how}", exit_code=code if code > 0 else 4)
+
+
+def process_started() -> float:
+    """Returns when this process began, in seconds since the epoch."""
+    import psutil
+
+    return float(psutil.Process().create_time())
+
+
+def configure_logging(level: str) -> None:
+    """Sends log lines to standard error, one line each, time first."""
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
