@@ -83,7 +83,7 @@ def test_debug_shows_the_traceback():
 @pytest.mark.parametrize(
     ("problem", "code", "line"),
     [
-        (StoreError("no store\n at x"), 3, "firstlight: error: no store at x\n"),
+        (StoreError("2 defects\n  a\n  b\n"), 3, "firstlight: error: 2 defects\n  a\n  b\n"),
         (DigestMismatch("bytes differ"), 1, "firstlight: error: bytes differ\n"),
         (EnvironmentProblem("no disk"), 4, "firstlight: error: no disk\n"),
         (KeyboardInterrupt(), 130, "firstlight: interrupted\n"),

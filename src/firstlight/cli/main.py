@@ -13,7 +13,17 @@ from typing import Any
 
 import typer
 
-from firstlight.cli import bench, probe, serve, smoke, version
+from firstlight.cli import (
+    bench,
+    export,
+    inspect,
+    probe,
+    serve,
+    shard,
+    smoke,
+    verify,
+    version,
+)
 from firstlight.cli.options import EXIT_CODES
 from firstlight.errors import FirstlightError
 from firstlight.settings.settings import debug_wanted
@@ -25,6 +35,10 @@ PIPE_CLOSED = 141
 
 # Frozen: scripts of users call these names.
 VERBS: dict[str, Callable[..., Any]] = {
+    "inspect": inspect.inspect,
+    "shard": shard.shard,
+    "verify": verify.verify,
+    "export": export.export,
     "serve": serve.serve,
     "smoke": smoke.smoke,
     "bench": bench.bench,
@@ -93,8 +107,7 @@ def _ended(problem: BaseException) -> int:
 
 
 def _say(text: str) -> None:
-    line = " ".join(text.split())
-    sys.stderr.write(f"firstlight: {line}\n")
+    sys.stderr.write(f"firstlight: {text.rstrip()}\n")
 
 
 if __name__ == "__main__":
