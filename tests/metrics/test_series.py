@@ -21,7 +21,7 @@ def scrape(*series: Series) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 EXAMPLES: tuple[events.Event, ...] = (
-    events.HttpAnswered("chat", 200),
+    events.HttpAnswered("/v1/models", 200),
     events.CompletionReceived(),
     events.FirstToken(0.5),
     events.CompletionEnded(

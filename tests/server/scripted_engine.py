@@ -1,7 +1,7 @@
-"""Owns a small engine that runs in process: real requests, streams and cancellation, a fixed reply.
+"""Owns a small engine that runs in process: real requests, streams and cancellation.
 
-The "model" answers every prompt with the same text, token by token; it knows no tensor. Greedy requests
-get the text from its start, sampled ones from a word chosen by their seed.
+The "model" answers every prompt with the same text, token by token; it knows no tensor. Greedy
+requests get the text from its start, sampled ones from a token chosen by their seed.
 """
 
 import asyncio

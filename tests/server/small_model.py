@@ -1,4 +1,4 @@
-"""Owns a model folder small enough to be made in every test run: a byte-level tokenizer and a template.
+"""Owns a model folder small enough to be made in every test run: tokenizer and template.
 
 Knows nothing of servers.
 """

@@ -75,7 +75,7 @@ class Series:
 
     @_fold.register
     def _(self, event: events.HttpAnswered) -> None:
-        self._add("http_answers_total", 1.0, event.route, str(event.status))
+        self._add("http_answers_total", 1.0, str(event.status), event.route)
 
     @_fold.register
     def _(self, event: events.CompletionReceived) -> None:
@@ -158,6 +158,7 @@ class Series:
 
 def flat_key(metric: Metric, labels: tuple[str, ...]) -> str:
     """Writes the flat key of a counter or gauge; only the last label value may hold a slash."""
+    assert not any("/" in value for value in labels[:-1]), f"{metric.name}: {labels}"
     assert len(labels) == len(metric.labels), f"{metric.name} takes the labels {metric.labels}"
     return "/".join((metric.name, *labels))
 

@@ -27,7 +27,7 @@ _TOKENS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
 
 _ROWS: tuple[Metric, ...] = (
     # API process: every completion that entered ends in exactly one outcome
-    Metric("http_answers_total", "counter", "1", "HTTP answers", ("route", "status")),
+    Metric("http_answers_total", "counter", "1", "HTTP answers", ("status", "route")),
     Metric("requests_received_total", "counter", "1", "Completions asked of the engine"),
     Metric(
         "requests_total",

@@ -61,10 +61,10 @@ def create_app(context: AppContext) -> FastAPI:
     app.include_router(completion_routes(endpoints))
     app.include_router(model_routes(endpoints))
     app.include_router(operation_routes(endpoints))
-    routes = frozenset(getattr(route, "path", "") for route in app.routes) | {"/openapi.json"}
-    app.add_middleware(Envelope, context=context, serving=serving, routes=routes)
     app.add_exception_handler(HTTPException, _no_such_path)
-    document = build_schema(app, context.open_paths, with_key=bool(context.api_keys))
+    document = build_schema(app, context)
+    routes = frozenset(document["paths"])
+    app.add_middleware(Envelope, context=context, serving=serving, routes=routes)
     app.openapi = lambda: document  # type: ignore[method-assign]
     return app
 

@@ -21,6 +21,7 @@ def guarded_protocol(header_seconds: float) -> type[asyncio.Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self.access_log = False  # the server's own log line has more, and no query
             self._watch()
 
         def data_received(self, data: bytes) -> None:

@@ -134,6 +134,8 @@ def _sentence(error: Mapping[str, Any]) -> str:
         return f"{path}: {_REFUSED[path]}"
     if error["type"] == "missing":
         return f"{path}: this field is required"
+    if error["type"] == "string_pattern_mismatch":
+        return f"{path}: this key is no token id"
     return f"{path}: {error['msg']}" if path else str(error["msg"])
 
 
@@ -143,7 +145,7 @@ def path_of(location: Sequence[str | int]) -> str:
     for index, step in enumerate(location):
         if isinstance(step, int):
             path += f"[{step}]"
-        elif not step.startswith("$") and not _is_role(location, index):
+        elif not step.startswith(("$", "[")) and not _is_role(location, index):
             path += f".{step}" if path else step
     return path
 

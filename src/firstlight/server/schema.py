@@ -13,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from firstlight.server.context import AppContext
 from firstlight.server.request_models import (
     ChatRequest,
     CompletionRequest,
@@ -61,7 +62,7 @@ def event_stream(description: str) -> Responses:
     return {200: {"description": description, "content": content}}
 
 
-def build_schema(app: FastAPI, open_paths: frozenset[str], *, with_key: bool) -> dict[str, Any]:
+def build_schema(app: FastAPI, context: AppContext) -> dict[str, Any]:
     """Makes the OpenAPI document of an app."""
     document = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes
@@ -69,12 +70,22 @@ def build_schema(app: FastAPI, open_paths: frozenset[str], *, with_key: bool) ->
     _, definitions = models_json_schema(
         [(model, "validation") for model in BODIES], ref_template=_REFERENCE
     )
+    for definition in definitions["$defs"].values():
+        _name_models(definition.get("properties", {}), context.model_names)
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(definitions["$defs"])
-    if with_key:
+    if context.api_keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path, operations in document["paths"].items():
-            if path not in open_paths:
+            if path not in context.open_paths:
                 for operation in operations.values():
                     operation["security"] = [{"key": []}]
     return document
+
+
+def _name_models(properties: dict[str, Any], names: tuple[str, ...]) -> None:
+    """States which names the field `model` may have."""
+    field = properties.get("model", {})
+    for branch in (field, *field.get("anyOf", ())):
+        if branch.get("type") == "string":
+            branch["enum"] = list(names)

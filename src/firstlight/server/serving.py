@@ -90,9 +90,10 @@ async def serve_app(
 ) -> int:
     """Serves until a signal or the engine's failure ends it, and returns the exit code.
 
-    A first SIGTERM or SIGINT, or setting `asked_to_end`, begins a drain: new requests get 503, running ones may finish within
-    `limits.drain_seconds`, then the engine is drained and the code is 0. A failed engine gives its
-    own code. The engine client is closed in any case.
+    A first SIGTERM or SIGINT, or setting `asked_to_end`, begins a drain: new requests get 503,
+    running ones may finish within `limits.drain_seconds`, then the engine is drained and the code
+    is 0. A second signal ends it at once with code 1, a failed engine with its own code. The engine
+    client is closed in any case.
     """
     app = create_app(context)
     server = Server(_config(app, context), asked_to_end or asyncio.Event())
