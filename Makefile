@@ -30,7 +30,8 @@ KERNEL_SOURCES := $(wildcard src/firstlight/kernels/*.py src/firstlight/kernels/
 
 demo: $(KERNELS)
 	@gguf=$$($(BIN)/python scripts/fetch_smollm2.py) && \
-	$(BIN)/firstlight up "$$gguf" --store $(DEMO_DIR)/store --tp $(TP) --ask "$(PROMPT)"
+	$(BIN)/firstlight up "$$gguf" --store $(DEMO_DIR)/store --tp $(TP) \
+	    --profile smollm2-135m --ask "$(PROMPT)"
 
 test: $(KERNELS)
 	$(BIN)/python -m pytest

@@ -7,7 +7,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +37,7 @@ class Import:
         return f"{self.importer}:{self.line} {how} {self.imported}"
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every module below `firstlight` by its dotted name, packages under their own name."""
     found: dict[str, Path] = {}
@@ -48,7 +49,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def parsed(path: Path) -> ast.Module:
     """The syntax tree of a source file."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))

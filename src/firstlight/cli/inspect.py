@@ -10,7 +10,6 @@ import typer
 from firstlight.cli.options import AsJson
 from firstlight.cli.outcome import show
 
-
 Target = Annotated[Path, typer.Argument(help="checkpoint folder, GGUF file or store")]
 
 

@@ -120,9 +120,7 @@ def make_context(settings: ServeSettings, spec: ModelSpec, client: ZmqEngineClie
         context_length=settings.context or spec.context_length,
         recorder=series,
         read_series=series.flatten,
-        limits=Limits(
-            max_body_bytes=settings.max_body_bytes, drain_seconds=settings.drain_seconds
-        ),
+        limits=Limits(max_body_bytes=settings.max_body_bytes, drain_seconds=settings.drain_seconds),
         api_keys=(settings.api_key,) if settings.api_key else (),
         created=int(time.time()),
     )

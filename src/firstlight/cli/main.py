@@ -21,6 +21,7 @@ from firstlight.cli import (
     serve,
     shard,
     smoke,
+    up,
     verify,
     version,
 )
@@ -35,6 +36,7 @@ PIPE_CLOSED = 141
 
 # Frozen: scripts of users call these names.
 VERBS: dict[str, Callable[..., Any]] = {
+    "up": up.up,
     "inspect": inspect.inspect,
     "shard": shard.shard,
     "verify": verify.verify,

@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from firstlight.checkpoint.progress import Progress
 from firstlight.units import format_bytes, format_rate, format_seconds
 
-ProgressCall = Callable[[str, int, int, str], None]
 # Work that ends sooner than this shows nothing; a log gets a line at this distance.
 SHOW_AFTER_SECONDS = 1.0
 LINE_SECONDS = 5.0
 
 
 @contextmanager
-def progress_on_stderr() -> Iterator[ProgressCall]:
+def progress_on_stderr() -> Iterator[Progress]:
     """Gives a callback `(phase, done, total, unit)` in bytes that draws on stderr while open."""
     if sys.stderr.isatty():
         with _bars() as show:
@@ -62,19 +62,19 @@ def progress_line(phase: str, done: int, total: int, unit: str, *, elapsed: floa
 
 
 @contextmanager
-def _bars() -> Iterator[ProgressCall]:
+def _bars() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
-        Progress,
         TaskID,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
+    from rich.progress import Progress as Bars
 
-    bars = Progress(
+    bars = Bars(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         DownloadColumn(binary_units=True),

@@ -42,6 +42,6 @@ def serve(
     from firstlight.platforms.torch_check import require_torch
 
     require_torch()
-    from firstlight.engine.launch import serve as launch
+    from firstlight.cli.launch import launch
 
     return launch(resolved.value)

@@ -10,7 +10,6 @@ import typer
 from firstlight.cli.options import AsJson
 from firstlight.cli.outcome import show
 
-
 Store = Annotated[Path, typer.Argument(help="directory that `shard` made")]
 
 

@@ -5,12 +5,11 @@ Knows neither the command line nor the engine; each value's origin is kept by `r
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
 from firstlight.errors import UsageError
-from firstlight.settings.settings import setting
+from firstlight.settings.settings import required, setting
 
 DTYPES = ("float32", "bfloat16", "float16")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -23,9 +22,7 @@ class ServeSettings:
     Raises UsageError when values contradict each other.
     """
 
-    model: Path = dataclasses.field(
-        metadata=setting(None, "a store, a checkpoint folder or a GGUF file").metadata
-    )
+    model: Path = required("a store, a checkpoint folder or a GGUF file")
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0 takes a free one", minimum=0)
     tp: int = setting(1, "ranks that share each layer (tensor parallel)", minimum=1)

@@ -48,6 +48,11 @@ def setting(default: Any, help: str, **details: Any) -> Any:
     return dataclasses.field(default=default, metadata={"setting": Field(help, **details)})
 
 
+def required(help: str, **details: Any) -> Any:
+    """A dataclass field that has no default."""
+    return dataclasses.field(metadata={"setting": Field(help, **details)})
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where a value came from: `text` names the flag, variable or file."""

@@ -1,0 +1,140 @@
+"""Scheduler, cache bookkeeping and one rank's runner in this process, driven step by step.
+
+The same objects that serve, without sockets: what tests of equality and of failures need.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from firstlight.assembly.build import BuildOptions, assemble
+from firstlight.assembly.source import open_source
+from firstlight.cache.manager import CacheManager, distinct_specs
+from firstlight.kernels.builtin import builtin_kernels, reference_kernels
+from firstlight.kernels.registry import KernelQuery, KernelSet
+from firstlight.parallel.mesh import Mesh
+from firstlight.platforms.cpu import cpu_features
+from firstlight.runner.cache_tensors import CacheShape, allocate_states
+from firstlight.runner.model_runner import ModelRunner, RunnerContext
+from firstlight.runner.rows import RowTable
+from firstlight.schedule.answers import RequestUpdate
+from firstlight.schedule.request import SamplingParams, SubmittedRequest
+from firstlight.schedule.scheduler import Scheduler
+from firstlight.schedule.settings import SchedulerSettings
+from firstlight.sharding.layout import Layout
+
+CPU = torch.device("cpu")
+
+
+def fast_kernels() -> KernelSet:
+    """Returns the kernels this machine would serve fp32 with."""
+    return builtin_kernels().resolve(KernelQuery(cpu_features=cpu_features()))
+
+
+@dataclass(frozen=True)
+class EngineShape:
+    """Sizes of a local engine; small ones force chunks and preemptions."""
+
+    num_blocks: int = 256
+    block_size: int = 16
+    max_sequences: int = 16
+    max_batch_tokens: int = 512
+    chunk_tokens: int = 128
+    context_length: int = 512
+
+
+@dataclass
+class Outcome:
+    """All that became known of one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] = field(default_factory=list)
+    finish: str | None = None
+    error: str | None = None
+    num_cached: int = 0
+
+    def take(self, update: RequestUpdate) -> None:
+        """Adds what an update brings."""
+        self.token_ids += update.token_ids
+        self.logprobs += update.logprobs or []
+        if update.prompt_logprobs is not None:
+            self.prompt_logprobs += update.prompt_logprobs.tokens
+        self.finish = update.finish.value if update.finish else None
+        self.error = update.error
+        self.num_cached = update.num_cached
+
+
+class LocalEngine:
+    """One engine over one model folder, TP 1."""
+
+    def __init__(
+        self, folder: Path, shape: EngineShape | None = None, kernels: KernelSet | None = None
+    ) -> None:
+        shape = shape or EngineShape()
+        kernels = kernels or reference_kernels()
+        source = open_source(folder)
+        options = BuildOptions(torch.float32, CPU, shape.context_length)
+        mesh = Mesh(Layout().place(0))
+        self.spec = source.spec
+        self.model = assemble(
+            source.spec, source.weights, mesh=mesh, kernels=kernels, options=options
+        ).module
+        cache_shape = CacheShape(shape.num_blocks, shape.block_size, 1, torch.float32, CPU)
+        self.states = allocate_states(self.spec.states, cache_shape)
+        pages = -(-shape.context_length // shape.block_size)
+        groups = distinct_specs(self.spec.states)
+        table = RowTable(shape.max_sequences, len(groups), pages)
+        self.runner = ModelRunner(
+            RunnerContext(self.model, self.states, kernels, CPU, samples=True), table
+        )
+        self.cache = CacheManager(
+            groups, num_blocks=shape.num_blocks, block_size=shape.block_size, model_digest="tiny"
+        )
+        self.scheduler = Scheduler(
+            SchedulerSettings(
+                max_sequences=shape.max_sequences,
+                max_batch_tokens=shape.max_batch_tokens,
+                chunk_tokens=shape.chunk_tokens,
+                max_waiting=1000,
+                context_length=shape.context_length,
+            ),
+            self.cache,
+        )
+        self.outcomes: dict[str, Outcome] = {}
+        self._count = 0
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams) -> str:
+        """Queues a request and returns its id."""
+        self._count += 1
+        request_id = f"request-{self._count}"
+        self.outcomes[request_id] = Outcome()
+        self.scheduler.add(
+            SubmittedRequest(request_id=request_id, prompt_ids=list(prompt), params=params)
+        )
+        return request_id
+
+    def step(self) -> bool:
+        """Runs one step; False when there was nothing to do."""
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return False
+        for update in self.scheduler.update(self.runner.run(plan)):
+            self.outcomes[update.request_id].take(update)
+        return True
+
+    def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Outcome]:
+        """Serves all prompts at once to their end."""
+        ids = [self.submit(prompt, params) for prompt in prompts]
+        while self.step():
+            pass
+        self.scheduler.check_integrity()
+        return [self.outcomes[request_id] for request_id in ids]
+
+
+def greedy(max_tokens: int, **changes: Any) -> SamplingParams:
+    """Returns greedy parameters."""
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, **changes)
