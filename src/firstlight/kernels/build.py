@@ -19,7 +19,9 @@ import torch
 
 from firstlight.kernels.native import compiler, native_path, source_files
 
-WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers")
+# GCC 12 warns of its own intrinsics headers.
+WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers",
+            "-Wno-uninitialized", "-Wno-maybe-uninitialized")  # fmt: skip
 VECTORS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mavx2", "-mf16c")
 
 

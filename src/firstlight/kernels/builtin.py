@@ -36,7 +36,19 @@ REFERENCES: dict[str, Callable[..., Any]] = {
 
 VECTOR_FEATURES = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
 TILE_FEATURES = VECTOR_FEATURES | {"amx_bf16", "amx_tile"}
-NATIVE_OPERATIONS = ("linear", "linear_add", "linear_group", "gated_mlp_in")
+BOTH = (("native_tiles", TILE_FEATURES), ("native_vectors", VECTOR_FEATURES))
+NATIVE_VARIANTS = {
+    "linear": BOTH,
+    "linear_add": BOTH,
+    "linear_group": BOTH,
+    "gated_mlp_in": BOTH,
+    "rms_norm": BOTH[1:],
+    "add_rms_norm": BOTH[1:],
+    "rotary": BOTH[1:],
+    "greedy": BOTH[1:],
+    "paged_attention": BOTH[:1],
+    "rotary_paged_attention": BOTH[:1],
+}
 
 
 def builtin_kernels() -> KernelRegistry:
@@ -58,24 +70,18 @@ def reference_kernels() -> KernelSet:
 
 def _native(native: NativeKernels) -> Iterator[Kernel]:
     """Yield the compiled kernels, best first; a call one doesn't take goes to its reference."""
-    for operation in NATIVE_OPERATIONS:
-        for name, features in (
-            ("native_tiles", TILE_FEATURES),
-            ("native_vectors", VECTOR_FEATURES),
-        ):
+    for operation, variants in NATIVE_VARIANTS.items():
+        reference = REFERENCES[operation]
+        for name, features in variants:
             needs = Needs(
                 platforms=frozenset({"cpu"}),
                 dtypes=frozenset({"float32"}),
                 cpu_features=features if native.module else frozenset(),
                 unavailable=native.reason,
             )
-            reference = REFERENCES[operation]
-            use_tiles = features is TILE_FEATURES
-            function = (
-                native.module.kernel(operation, reference, use_tiles)
-                if native.module
-                else reference
-            )
+            function = reference
+            if native.module:
+                function = native.module.kernel(operation, reference, name == "native_tiles")
             yield Kernel(operation, name, function, needs)
 
 

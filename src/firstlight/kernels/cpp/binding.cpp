@@ -1,133 +1,18 @@
 // Owns the Python module: callable kernels that take tensors or hand the call to a reference.
 // It refuses to know how anything is computed.
-#include "binding_support.hpp"
-
+#include <Python.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <array>
 #include <new>
 #include <stdexcept>
 #include <string_view>
 #include <vector>
 
-#include "linear.hpp"
+#include "operations.hpp"
 
 namespace firstlight {
 namespace {
-
-struct Machine {
-  bool amx = false;
-};
-
-using Arguments = PyObject* const*;
-struct Operation {
-  const char* name;
-  Py_ssize_t least, most;  // arguments; all are positional
-  PyObject* (*run)(Arguments arguments, Py_ssize_t count, const Machine& machine);
-};
-
-constexpr std::int64_t kVectorRows = 8;      // up to here the weights' bytes set the speed
-constexpr std::int64_t kVectorRowsAlone = 32;  // without tiles, beyond this MKL is better
-
-void run_linear(LinearCall& call, const Machine& machine) {
-  call.threads = at::get_num_threads();
-  require(machine.amx || call.rows <= kVectorRowsAlone);
-  const WithoutInterpreterLock unlocked;
-  if (machine.amx && call.rows > kVectorRows) {
-    linear_amx(call);
-  } else {
-    linear_avx512(call);
-  }
-}
-
-const at::Tensor& rows_of(PyObject* object, LinearCall& call) {
-  const at::Tensor& x = tensor_of(object, 2);
-  require(x.size(1) > 0 && (x.stride(1) == 1 || x.size(1) == 1));
-  call.x = floats(x);
-  call.x_stride = x.stride(0);
-  call.rows = x.size(0);
-  call.inputs = x.size(1);
-  return x;
-}
-
-void set_segment(LinearSegment& segment, PyObject* weight_object, PyObject* bias,
-                 const LinearCall& call) {
-  const at::Tensor& weight = dense_of(weight_object, 2);
-  require(weight.size(1) == call.inputs);
-  segment.weight = floats(weight);
-  segment.outputs = weight.size(0);
-  segment.bias = optional_vector(bias, segment.outputs);
-}
-
-at::Tensor new_out(LinearSegment& segment, const LinearCall& call, const at::Tensor& x) {
-  at::Tensor out = at::empty({call.rows, segment.outputs}, x.options());
-  segment.out = out.mutable_data_ptr<float>();
-  return out;
-}
-
-PyObject* run_linear_one(Arguments arguments, Py_ssize_t count, const Machine& machine) {
-  LinearCall call;
-  LinearSegment segment;
-  const at::Tensor& x = rows_of(arguments[0], call);
-  set_segment(segment, arguments[1], count > 2 ? arguments[2] : nullptr, call);
-  if (count > 3) {
-    const at::Tensor& residual = dense_of(arguments[3], 2);
-    require(residual.size(0) == call.rows && residual.size(1) == segment.outputs);
-    segment.residual = floats(residual);
-  }
-  at::Tensor out = new_out(segment, call, x);
-  call.segments = &segment;
-  call.count = 1;
-  run_linear(call, machine);
-  return wrap(std::move(out));
-}
-
-constexpr Py_ssize_t kMostSegments = 8;
-
-PyObject* run_linear_group(Arguments arguments, Py_ssize_t, const Machine& machine) {
-  PyObject *weights = arguments[1], *biases = arguments[2];
-  require(PyTuple_CheckExact(weights) && PyTuple_CheckExact(biases));
-  const Py_ssize_t count = PyTuple_GET_SIZE(weights);
-  require(count > 0 && count <= kMostSegments && PyTuple_GET_SIZE(biases) == count);
-  LinearCall call;
-  std::array<LinearSegment, kMostSegments> segments;
-  std::array<at::Tensor, kMostSegments> outs;
-  const at::Tensor& x = rows_of(arguments[0], call);
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    set_segment(segments[i], PyTuple_GET_ITEM(weights, i), PyTuple_GET_ITEM(biases, i), call);
-    outs[i] = new_out(segments[i], call, x);
-  }
-  call.segments = segments.data();
-  call.count = static_cast<int>(count);
-  run_linear(call, machine);
-  PyObject* result = PyTuple_New(count);
-  for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SET_ITEM(result, i, wrap(std::move(outs[i])));
-  return result;
-}
-
-PyObject* run_gated_mlp_in(Arguments arguments, Py_ssize_t count, const Machine& machine) {
-  LinearCall call;
-  LinearSegment segments[2];
-  const at::Tensor& x = rows_of(arguments[0], call);
-  for (int i = 0; i < 2; ++i) {
-    set_segment(segments[i], arguments[1 + i], count > 3 + i ? arguments[3 + i] : nullptr, call);
-  }
-  require(segments[0].outputs == segments[1].outputs);
-  at::Tensor out = new_out(segments[0], call, x);
-  call.segments = segments;
-  call.count = 2;
-  call.gated = true;
-  run_linear(call, machine);
-  return wrap(std::move(out));
-}
-
-const Operation kOperations[] = {
-    {"linear", 2, 3, run_linear_one},
-    {"linear_add", 4, 4, run_linear_one},
-    {"linear_group", 3, 3, run_linear_group},
-    {"gated_mlp_in", 3, 5, run_gated_mlp_in},
-};
 
 // A callable kernel: the native operation, and the reference for calls it doesn't take.
 struct KernelObject {
@@ -219,7 +104,7 @@ PyObject* make_kernel(PyObject*, PyObject* arguments) {
   PyObject* reference = nullptr;
   int use_tiles = 0;
   if (!PyArg_ParseTuple(arguments, "sOp", &name, &reference, &use_tiles)) return nullptr;
-  for (const Operation& operation : kOperations) {
+  for (const Operation& operation : operations()) {
     if (std::string_view(operation.name) != name) continue;
     KernelObject* kernel = PyObject_New(KernelObject, kernel_type());
     if (kernel == nullptr) return nullptr;

@@ -11,12 +11,11 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstdint>
-#include <optional>
+#include <utility>
+
+#include "operations.hpp"
 
 namespace firstlight {
-
-// An argument the native kernel doesn't take: the call goes to the reference.
-struct NotTaken {};
 
 inline void require(bool taken) {
   if (!taken) throw NotTaken{};

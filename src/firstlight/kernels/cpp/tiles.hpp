@@ -11,6 +11,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace firstlight {
 
@@ -133,6 +134,74 @@ inline void transpose_16(__m512 (&rows)[16]) {
     rows[4 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0x88);
     rows[12 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0xdd);
   }
+}
+
+inline __mmask16 lanes(std::int64_t valid) {
+  return valid >= 16 ? 0xffff : valid <= 0 ? 0 : static_cast<__mmask16>((1u << valid) - 1);
+}
+
+// Splits and transposes up to 16 rows by 32 channels into three tiles of a right operand;
+// missing rows and channels are zero.
+inline void pack_step(const float* x, std::int64_t stride, std::int64_t rows, std::int64_t channels,
+               std::uint8_t* target) {
+  __m512 low[16], high[16];
+  const __mmask16 low_lanes = lanes(channels), high_lanes = lanes(channels - 16);
+  for (int row = 0; row < 16; ++row) {
+    const bool exists = row < rows;
+    const float* source = exists ? x + row * stride : x;
+    low[row] = _mm512_maskz_loadu_ps(exists ? low_lanes : 0, source);
+    high[row] = _mm512_maskz_loadu_ps(exists ? high_lanes : 0, source + 16);
+  }
+  transpose_16(low);
+  transpose_16(high);
+  for (int pair = 0; pair < 16; ++pair) split_row_rounded(low[pair], high[pair], target + pair * 64);
+}
+
+template <int kTiles, class Function>
+inline void each_tile(Function&& function) {
+  function(std::integral_constant<int, 0>{});
+  if constexpr (kTiles > 1) function(std::integral_constant<int, 1>{});
+  if constexpr (kTiles > 2) function(std::integral_constant<int, 2>{});
+  if constexpr (kTiles > 3) function(std::integral_constant<int, 3>{});
+}
+
+// One step of up to 4 left tiles (kStepBytes apart) with one right tile: sums in tiles 0..3.
+template <int kTiles>
+inline void step_column(const std::uint8_t* left, const std::uint8_t* right) {
+  tile_load<5>(right + 2 * kTileBytes);
+  tile_load<6>(right + kTileBytes);
+  tile_load<7>(right);
+  each_tile<kTiles>([&](auto i) {
+    tile_load<4>(left + i * kStepBytes);
+    tile_multiply<i, 4, 5>();
+    tile_multiply<i, 4, 6>();
+    tile_multiply<i, 4, 7>();
+  });
+  each_tile<kTiles>([&](auto i) {
+    tile_load<4>(left + i * kStepBytes + 2 * kTileBytes);
+    tile_multiply<i, 4, 7>();
+  });
+  each_tile<kTiles>([&](auto i) {
+    tile_load<4>(left + i * kStepBytes + kTileBytes);
+    tile_multiply<i, 4, 7>();
+    tile_multiply<i, 4, 6>();
+  });
+}
+
+template <int kTiles>
+inline void load_sums(float* sums, bool first) {
+  each_tile<kTiles>([&](auto i) {
+    if (first) {
+      tile_zero<i>();
+    } else {
+      tile_load<i>(sums + i * 256);
+    }
+  });
+}
+
+template <int kTiles>
+inline void store_sums(float* sums) {
+  each_tile<kTiles>([&](auto i) { tile_store<i>(sums + i * 256); });
 }
 
 }  // namespace firstlight

@@ -1,0 +1,52 @@
+// Owns the call record of attention over a paged cache.
+#pragma once
+#include <cstdint>
+#include <limits>
+
+namespace firstlight {
+
+// Rotation of the first 2 * pairs channels; cos and sin are [table_rows, pairs]. Off when pairs = 0.
+struct Rotation {
+  const std::int64_t* positions = nullptr;  // [tokens]
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  std::int64_t pairs = 0;
+  std::int64_t table_rows = 0;
+};
+
+struct AttentionCall {
+  const float *q = nullptr, *k = nullptr, *v = nullptr;  // rows of heads, strides between tokens
+  std::int64_t q_stride = 0, k_stride = 0, v_stride = 0;
+  std::int64_t tokens = 0, heads = 0, kv_heads = 0, channels = 0;
+  float *keys = nullptr, *values = nullptr;  // [pages, kv_heads, slots, channels]
+  std::int64_t pages = 0, slots = 0;
+  const std::int32_t *starts = nullptr, *contexts = nullptr, *table = nullptr;
+  std::int64_t sequences = 0, table_width = 0;
+  float scale = 1.0f;
+  std::int64_t window = std::numeric_limits<std::int32_t>::max();
+  Rotation rotation;
+  float* out = nullptr;  // [tokens, heads, channels]
+  int threads = 1;
+};
+
+// Throws std::out_of_range or std::invalid_argument before anything is written.
+void check_attention(const AttentionCall& call);
+void attention_amx(const AttentionCall& call);
+
+// Copies one head's row, rotated and multiplied by `scale`.
+void rotate_row(const float* source, float* target, std::int64_t channels, const Rotation& rotation,
+                std::int64_t token, float scale);
+
+struct RotaryCall {
+  const float *q = nullptr, *k = nullptr;
+  std::int64_t q_stride = 0, k_stride = 0;
+  std::int64_t tokens = 0, heads = 0, kv_heads = 0, channels = 0;
+  Rotation rotation;
+  float *q_out = nullptr, *k_out = nullptr;  // [tokens, heads, channels]
+  int threads = 1;
+};
+
+void check_positions(const Rotation& rotation, std::int64_t tokens);  // throws std::out_of_range
+void rotary(const RotaryCall& call);
+
+}  // namespace firstlight
