@@ -232,7 +232,7 @@ def test_template_refusals_reach_the_user(formats: Any) -> None:
     calls = [{"function": CALL}, {"function": CALL}]
     with pytest.raises(RequestError, match="one tool call at a time, not 2"):
         formats["headers"][1].render([{"role": "assistant", "tool_calls": calls}])
-    with pytest.raises(RequestError, match="not <|odd|>"):
+    with pytest.raises(RequestError, match=r"not <\|odd\|>"):
         formats["instruct"][1].render([ASKING[0], {"role": "<|odd|>", "content": "x"}])
 
 
@@ -294,7 +294,7 @@ def test_kwargs_text_is_users_text(formats: Any) -> None:
 def test_no_template_is_a_clear_refusal(byte_level: Backend, tmp_path: Path) -> None:
     byte_level.save(str(tmp_path / "tokenizer.json"))
     chat = ChatFormat.load(tmp_path, load_tokenizer(tmp_path))
-    with pytest.raises(RequestError, match="no chat template.*/v1/completions"):
+    with pytest.raises(RequestError, match=r"no chat template.*/v1/completions"):
         chat.render(ASKING)
 
 

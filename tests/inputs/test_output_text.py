@@ -83,7 +83,7 @@ def test_tokens_carry_bytes_and_offsets(smollm2: Tokenizer) -> None:
     ids = smollm2.encode_plain("A\u4f60 B")
     tokens = OutputText(smollm2).feed(ids).tokens
     assert b"".join(token.data for token in tokens).decode() == "A\u4f60 B"
-    assert [token.text_offset for token in tokens][0] == 0
+    assert tokens[0].text_offset == 0
     assert tokens[-1].text_offset == 2 and tokens[-1].text == " B"
 
 

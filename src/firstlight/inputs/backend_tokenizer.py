@@ -24,13 +24,6 @@ class ControlSpan(NamedTuple):
     token_id: int
 
 
-class FoundControls(NamedTuple):
-    """A text's token ids and where its control tokens stand."""
-
-    token_ids: list[int]
-    controls: list[ControlSpan]
-
-
 class TokenStream:
     """Detokenises ids one by one; text comes out as soon as its characters are whole."""
 
@@ -89,6 +82,7 @@ class BackendTokenizer:
         self._control_texts = {token_id: text for text, token_id in self.controls.items()}
         self._hidden_names = _hidden_names(self.controls)
         self._hidden = _build(_hide(files.definition, self._hidden_names), files.origin)
+        self._splitter = _build(_splitting_only(files.definition), files.origin)
 
     @property
     def origin(self) -> Path:
@@ -141,18 +135,15 @@ class BackendTokenizer:
         """Token ids of `text` with control token strings spelled out: never a control token."""
         return self.encode_parts([text])
 
-    def find_controls(self, text: str) -> FoundControls:
-        """Encodes `text` whole, control tokens included, and says where those stand."""
-        encoding = _encode(self._backend, text, False)
+    def find_controls(self, text: str) -> list[ControlSpan]:
+        """Where control tokens stand in `text` when it is encoded as ordinary text."""
+        encoding = _encode(self._splitter, text, False)
         found = []
-        for index, token_id in enumerate(encoding.ids):
-            content = self._control_texts.get(token_id)
-            if content is None:
-                continue
+        for index, content in enumerate(encoding.tokens):
             start, end = encoding.token_to_chars(index) or (0, 0)
-            if content in text[start:end]:
-                found.append(ControlSpan(start, end, token_id))
-        return FoundControls(list(encoding.ids), found)
+            if content in self.controls and content in text[start:end]:
+                found.append(ControlSpan(start, end, self.controls[content]))
+        return found
 
     def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
         """Encodes strings and control token ids as one text.
@@ -252,6 +243,15 @@ def _looks_like_control(text: str) -> bool:
 def _hidden_names(controls: Mapping[str, int]) -> dict[str, str]:
     """Names nobody can guess, so that no text can hold one."""
     return {text: f"\ue000{secrets.token_hex(8)}\ue001" for text in controls}
+
+
+def _splitting_only(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """The definition without its vocabulary: it cuts a text at added tokens and does no more."""
+    rest = "\ue000rest\ue001"
+    added = [{**entry, "id": index + 1} for index, entry in enumerate(definition["added_tokens"])]
+    model = {"type": "WordLevel", "vocab": {rest: 0}, "unk_token": rest}
+    cleared = {"pre_tokenizer": None, "post_processor": None, "decoder": None}
+    return {**definition, **cleared, "added_tokens": added, "model": model}
 
 
 def _hide(definition: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

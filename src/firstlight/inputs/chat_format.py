@@ -106,16 +106,16 @@ class ChatFormat:
     def _encoded(
         self, template: ChatTemplate, conversation: Conversation, rendered: Rendered
     ) -> list[int]:
-        found = self._tokenizer.find_controls(rendered.text)
-        if rendered.marked is None:
-            self._check_harmless(template, conversation, rendered, found.controls)
-            return found.token_ids
         text, marked = rendered.text, rendered.marked
-        if all(text[s.start : s.end] == marked[s.start : s.end] for s in found.controls):
-            return found.token_ids
+        spans = self._tokenizer.find_controls(text)
+        if marked is None:
+            self._check_harmless(template, conversation, rendered, spans)
+            return self._tokenizer.encode(text, add_special=False)
+        if all(text[s.start : s.end] == marked[s.start : s.end] for s in spans):
+            return self._tokenizer.encode(text, add_special=False)
         parts: list[str | int] = []
         end = 0
-        for span in self._tokenizer.find_controls(marked).controls:
+        for span in self._tokenizer.find_controls(marked):
             parts += [text[end : span.start], span.token_id]
             end = span.end
         return self._tokenizer.encode_parts([*parts, text[end:]])

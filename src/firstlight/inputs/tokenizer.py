@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from firstlight.inputs.backend_tokenizer import BackendTokenizer, FoundControls
-from firstlight.inputs.tokenizer_files import read_folder
+from firstlight.inputs.backend_tokenizer import BackendTokenizer, ControlSpan
+from firstlight.inputs.tokenizer_sources import read_tokenizer_files
 
 
 class Detokenizer(Protocol):
@@ -60,8 +60,8 @@ class Tokenizer(Protocol):
         """Plain strings and control token ids, encoded as one text."""
         ...
 
-    def find_controls(self, text: str) -> FoundControls:
-        """Ids of a whole text and the places of its control tokens."""
+    def find_controls(self, text: str) -> list[ControlSpan]:
+        """The places of control tokens in a text encoded as ordinary text."""
         ...
 
     def with_controls(self, texts: Collection[str]) -> "Tokenizer":
@@ -91,8 +91,4 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     tokenizer.json is preferred, then tokenizer.model, then the folder's only GGUF file. Raises
     ConfigError naming the file when none is there or one is damaged or of an unknown kind.
     """
-    if directory.suffix == ".gguf" and directory.is_file():
-        from firstlight.inputs.gguf_vocabulary import read_gguf_tokenizer
-
-        return BackendTokenizer(read_gguf_tokenizer(directory))
-    return BackendTokenizer(read_folder(directory))
+    return BackendTokenizer(read_tokenizer_files(directory))

@@ -1,4 +1,4 @@
-"""Owns which files of a model folder say how its tokenizer and chat templates are.
+"""Owns the files beside a tokenizer: its settings, the tokens they declare, its chat templates.
 It knows nothing of how text is encoded or templates are rendered.
 """
 
@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from firstlight.errors import ConfigError
@@ -50,38 +49,13 @@ class TokenizerFiles:
                 _write(folder / f"{_safe_name(name)}.jinja", template)
 
 
-def read_folder(directory: Path) -> TokenizerFiles:
-    """Reads a folder holding tokenizer.json or tokenizer.model, or exactly one GGUF file.
-
-    Raises ConfigError naming the file when one is missing or damaged.
-    """
-    config = _read_object(directory / "tokenizer_config.json")
-    names = _read_object(directory / "special_tokens_map.json")
-    merged = {**names, **config}
-    if (directory / "tokenizer.json").is_file():
-        definition = _read_object(directory / "tokenizer.json")
-    elif (directory / "tokenizer.model").is_file():
-        from firstlight.inputs.sentencepiece_model import sentencepiece_definition
-
-        definition = sentencepiece_definition(directory / "tokenizer.model", merged)
-        merged = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True, **merged}
-    else:
-        return _read_only_gguf(directory)
-    return TokenizerFiles(
-        origin=directory,
-        definition=_with_declared_tokens(definition, merged, directory),
-        config=MappingProxyType(merged),
-        chat_templates=MappingProxyType(read_chat_templates(directory, merged)),
-    )
-
-
 def read_chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The chat templates of a folder by name; the one without a name is `default`.
 
     A template file wins over the same name in tokenizer_config.json.
     """
     templates = _templates_of(config.get("chat_template"), directory / "tokenizer_config.json")
-    beside = _read_object(directory / "chat_template.json")
+    beside = read_object(directory / "chat_template.json")
     templates |= _templates_of(beside.get("chat_template"), directory / "chat_template.json")
     for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = _read_text(path)
@@ -97,24 +71,7 @@ def token_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _read_only_gguf(directory: Path) -> TokenizerFiles:
-    from firstlight.inputs.gguf_vocabulary import read_gguf_tokenizer
-
-    found = sorted(directory.glob("*.gguf"))
-    if len(found) == 1:
-        return read_gguf_tokenizer(found[0])
-    if found:
-        raise ConfigError(
-            f"{directory}: {len(found)} GGUF files ({', '.join(p.name for p in found)}) and no "
-            "tokenizer.json; name the one to read"
-        )
-    raise ConfigError(
-        f"{directory}: no tokenizer.json, tokenizer.model or GGUF file; copy the model's "
-        "tokenizer files there"
-    )
-
-
-def _with_declared_tokens(
+def with_declared_tokens(
     definition: Mapping[str, Any], config: Mapping[str, Any], directory: Path
 ) -> dict[str, Any]:
     """Adds the tokens that only tokenizer_config.json declares, as the reference loader does."""
@@ -163,7 +120,7 @@ def _templates_of(value: Any, origin: Path) -> dict[str, str]:
     )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; empty when there is no such file."""
     if not path.is_file():
         return {}
