@@ -17,7 +17,8 @@ from firstlight.inputs.generation_defaults import read_generation_defaults
 from firstlight.inputs.tokenizer import Tokenizer, load_tokenizer
 from firstlight.metrics.series import Series
 from firstlight.server.context import AppContext, Limits
-from firstlight.server.serving import bind_socket, serve_app
+from firstlight.server.listener import bind_socket
+from firstlight.server.serving import serve_app
 
 sys.path.insert(0, str(Path(__file__).parent))
 from scripted_engine import ScriptedEngine

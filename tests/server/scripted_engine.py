@@ -31,6 +31,7 @@ class ScriptedEngine:
         prefill_seconds: float = 0.0,
         tokens_per_output: int = 1,
         max_live: int = 100_000,
+        refuse_with: str | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.reply_ids = tokenizer.encode_plain(reply)
@@ -38,6 +39,7 @@ class ScriptedEngine:
         self.prefill_seconds = prefill_seconds
         self.tokens_per_output = tokens_per_output
         self.max_live = max_live
+        self.refuse_with = refuse_with
         self.live: dict[str, Request] = {}
         self.submitted: list[SubmittedRequest] = []
         self.num_finished = 0
@@ -62,6 +64,8 @@ class ScriptedEngine:
         """Serves the requests token by token; closing the stream cancels what is unfinished."""
         if self.gone:
             raise EnvironmentProblem("the engine has ended; restart the service")
+        if self.refuse_with is not None:
+            raise RequestError("not now", code=self.refuse_with)
         if len(self.live) + len(requests) > self.max_live:
             raise RequestError("the queue is full; try again later", code="queue_full")
         own = {one.request_id: Request(one, len(self.submitted)) for one in requests}

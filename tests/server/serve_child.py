@@ -11,7 +11,8 @@ from firstlight.inputs.generation_defaults import read_generation_defaults
 from firstlight.inputs.tokenizer import load_tokenizer
 from firstlight.metrics.series import Series
 from firstlight.server.context import AppContext
-from firstlight.server.serving import bind_socket, serve_app
+from firstlight.server.listener import bind_socket
+from firstlight.server.serving import serve_app
 
 
 async def main(folder: Path) -> int:

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from firstlight.engine.messages import Phase
 from firstlight.errors import EnvironmentProblem
-from firstlight.server.serving import bind_socket
+from firstlight.server.listener import bind_socket
 
 CHAT = "/v1/chat/completions"
 BODY: Any = {"model": "small", "messages": [{"role": "user", "content": "a secret word"}]}
@@ -207,3 +207,9 @@ def test_an_engine_failure_ends_the_server_with_its_code(start_server: Any) -> N
     failed = msgspec.structs.replace(server.engine.status, failure="rank 3 is gone", exit_code=4)
     server.engine.status = failed
     assert server.join() == 4 and server.engine.closed
+
+
+def test_a_refusal_because_the_engine_drains_is_503(start_server: Any) -> None:
+    server = start_server(engine={"refuse_with": "draining"})
+    answer = server.post(CHAT, BODY)
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "shutting_down"

@@ -19,6 +19,7 @@ from firstlight.server.response_models import ErrorBody, ErrorDetail
 _LOG = logging.getLogger("firstlight.server")
 MAX_LISTED = 20
 QUEUE_FULL = "queue_full"
+DRAINING = "draining"
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _SERVICE = {500: "server_error", 503: "service_unavailable"}
 _REFUSED = {
@@ -83,6 +84,8 @@ def to_failure(problem: Exception, *, retry_after_seconds: int) -> ApiFailure:
     if isinstance(problem, ApiFailure):
         return problem
     if isinstance(problem, RequestError):
+        if problem.code == DRAINING:
+            return unavailable(str(problem), retry_after_seconds, code="shutting_down")
         full = problem.code == QUEUE_FULL
         return ApiFailure(
             429 if full else 400,
