@@ -72,8 +72,9 @@ class Measured:
 def main() -> None:
     """Runs the benchmark and prints its page; with --write it is kept in docs/benchmarks."""
     options = parse(sys.argv[1:])
-    machine = {**describe_machine(), "threads": options.threads}
-    limits_found = measure_limits(options.threads)
+    passive = options.passive_waiting
+    machine = {**describe_machine(), "threads": options.threads, "passive_waiting": passive}
+    limits_found = measure_limits(options.threads, passive=passive)
     corpus = Corpus(options.model)
     sides = build_sides(options, corpus)
     try:
@@ -101,6 +102,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--firstlight-command", default=DEFAULT_COMMAND)
     parser.add_argument("--vllm-python", type=Path, help="python of an environment with vLLM")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--passive-waiting", action="store_true", help="idle threads sleep: for a shared machine"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kv-bytes", type=int, default=0, help="KV memory firstlight was given")
     parser.add_argument("--vllm-kv-gib", type=int, default=1, help="KV memory vLLM is given")
@@ -112,20 +116,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def build_sides(options: argparse.Namespace, corpus: Corpus) -> list[Side]:
     """The sides in the order in which they take turns: ours first when there is a store."""
     sides: list[Side] = []
+    environment = thread_environment(options.threads, passive=options.passive_waiting)
     if options.store:
         port = free_port()
         text = options.firstlight_command.format(store=options.store, port=port)
-        environment = thread_environment(options.threads)
         command = ServerCommand(tuple(shlex.split(text)), port, "/ready", environment)
         sides.append(ServerSide(OURS, command))
     if not options.without_transformers:
-        sides.append(TransformersSide(options.model, options.threads, corpus.tokenizer))
+        sides.append(
+            TransformersSide(options.model, options.threads, corpus.tokenizer, environment)
+        )
     if options.vllm_python:
-        sides.append(ServerSide("vllm-cpu", vllm_command(options)))
+        sides.append(ServerSide("vllm-cpu", vllm_command(options, environment)))
     return sides
 
 
-def vllm_command(options: argparse.Namespace) -> ServerCommand:
+def vllm_command(options: argparse.Namespace, environment: dict[str, str]) -> ServerCommand:
     """vLLM on the CPU as its documentation asks for it, prefix cache off as nothing repeats."""
     port = free_port()
     text = (
@@ -139,8 +145,7 @@ def vllm_command(options: argparse.Namespace) -> ServerCommand:
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONPATH": "",
     }
-    environment = {**thread_environment(options.threads), **own}
-    return ServerCommand(tuple(shlex.split(text)), port, "/health", environment)
+    return ServerCommand(tuple(shlex.split(text)), port, "/health", {**environment, **own})
 
 
 def free_port() -> int:
@@ -161,6 +166,7 @@ def measure(sides: Sequence[Side], corpus: Corpus, repeats: int) -> dict[str, Me
             started.append(side)
             found[side.name].memory = side.memory()
         for side in sides:
+            say(f"{side.name} is ready after {found[side.name].ready_seconds:.1f} s; warming up")
             ask(side, WARM_UP, corpus, "warm-up")
             prompts = corpus.prompts(8, 64, "agreement")
             found[side.name].answers = [side.answer(prompt, 16) for prompt in prompts]

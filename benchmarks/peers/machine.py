@@ -60,24 +60,30 @@ def _cpu_info() -> dict[str, str]:
     return rows
 
 
-def measure_limits(num_threads: int) -> dict[str, Any]:
+def measure_limits(num_threads: int, *, passive: bool = False) -> dict[str, Any]:
     """fp32 GEMM in FLOP/s and memory reads in bytes/s, the best of several runs each."""
     done = subprocess.run(
         [sys.executable, "-c", _LIMITS.format(threads=num_threads)],
         capture_output=True,
         text=True,
         check=True,
-        env=thread_environment(num_threads),
+        env=thread_environment(num_threads, passive=passive),
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def thread_environment(num_threads: int) -> dict[str, str]:
-    """The environment of a child that may use `num_threads` threads and no network."""
+def thread_environment(num_threads: int, *, passive: bool = False) -> dict[str, str]:
+    """The environment of a child that may use `num_threads` threads and no network.
+
+    `passive` lets idle threads sleep: on a machine shared with others, threads that spin at a
+    barrier while their partner waits for a core make everything some ten times slower.
+    """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return {**os.environ, **offline, **{name: str(num_threads) for name in names}}
+    own = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if passive:
+        own |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+    return {**os.environ, **own, **{name: str(num_threads) for name in names}}
 
 
 def resident_bytes(pid: int) -> dict[str, int]:

@@ -34,7 +34,8 @@ def _head(data: dict[str, Any]) -> str:
             f"{machine['read_bytes'] / 1e9:.1f} GB/s",
             f"- load average before {machine['load_average']}, after "
             f"{machine['load_average_after']}: above the sides' own threads means that others "
-            "worked on this machine too",
+            "worked on this machine too"
+            + ("; idle threads of all sides sleep" if machine["passive_waiting"] else ""),
         ]
     )
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import httpx
 import psutil
-from peers.machine import resident_bytes, thread_environment
+from peers.machine import resident_bytes
 
 from firstlight.accept.bench_load import Dialect, Target, find_model, run_load
 from firstlight.accept.bench_numbers import RequestRecord
@@ -69,10 +69,12 @@ class TransformersSide:
 
     name = "transformers"
 
-    def __init__(self, model_folder: Path, num_threads: int, tokenizer: object) -> None:
+    def __init__(
+        self, model_folder: Path, num_threads: int, tokenizer: object, environment: dict[str, str]
+    ) -> None:
         script = Path(__file__).with_name("transformers_generate.py")
         self._command = [sys.executable, str(script), str(model_folder), str(num_threads)]
-        self._environment = thread_environment(num_threads)
+        self._environment = environment
         self._tokenizer = tokenizer
 
     def start(self) -> float:
