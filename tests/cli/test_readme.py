@@ -12,18 +12,21 @@ from firstlight.cli.main import VERBS
 ROOT = Path(__file__).parents[2]
 TEXT = "\n".join((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
 MAKEFILE = (ROOT / "Makefile").read_text()
-VERB_LINES = sorted(set(re.findall(r"^firstlight [a-z][^#\n]*", TEXT, re.MULTILINE)))
+# What a reader may type: code blocks, and code in a line.
+CODE = re.compile(r"^```\w*\n(.*?)^```|`([^`\n]+)`", re.DOTALL | re.MULTILINE)
+TYPED = "\n".join(block or inline for block, inline in CODE.findall(TEXT))
+VERB_LINES = sorted(set(re.findall(r"^firstlight [a-z][^#\n]*", TYPED, re.MULTILINE)))
 
 
 def test_make_targets_exist():
-    targets = set(re.findall(r"\bmake ([a-z][a-z0-9-]*)", TEXT))
+    targets = set(re.findall(r"\bmake ([a-z][a-z0-9-]*)", TYPED))
     defined = set(re.findall(r"^([a-z][a-z0-9-]*):", MAKEFILE, re.MULTILINE))
     assert len(targets) >= 4
     assert targets - defined == set()
 
 
 def test_make_variables_exist():
-    used = set(re.findall(r"\b([A-Z][A-Z_]+)=", TEXT)) - {"FIRSTLIGHT_DEBUG"}
+    used = set(re.findall(r"\b([A-Z][A-Z_]+)=", TYPED)) - {"FIRSTLIGHT_DEBUG"}
     defined = set(re.findall(r"^([A-Z0-9_]+) \?=", MAKEFILE, re.MULTILINE))
     assert used and used - defined == set()
 

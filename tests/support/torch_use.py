@@ -1,6 +1,6 @@
 """Says which test files need torch, by their imports and those of the modules they name.
 
-Reads source only; runs none of it.
+Ours are the modules of firstlight and of tests/support. Reads source only; runs none of it.
 """
 
 import ast
@@ -8,21 +8,19 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src"
+HOMES = (ROOT / "src", ROOT / "tests" / "support")
 HEAVY = frozenset({"torch", "transformers", "accelerate"})
 # Fixtures of tests/conftest.py that start processes with torch in them.
 HEAVY_FIXTURES = frozenset({"ranks", "rank_processes"})
 
 
 def needs_torch(path: Path) -> bool:
-    """Whether the test file, or a firstlight module it imports at any depth, imports torch."""
+    """Whether the test file, or a module of ours it imports at any depth, imports torch."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     if _uses_heavy_fixture(tree):
         return True
     names = imported_names(tree) | _skipped_imports(tree)
-    return any(_is_heavy(name) for name in names) or any(
-        _module_needs_torch(name) for name in names if name.split(".")[0] == "firstlight"
-    )
+    return any(_is_heavy(name) or _module_needs_torch(name) for name in names)
 
 
 def imported_names(tree: ast.AST, *, lazy: bool = True) -> set[str]:
@@ -41,11 +39,11 @@ def imported_names(tree: ast.AST, *, lazy: bool = True) -> set[str]:
 
 
 def module_path(name: str) -> Path | None:
-    """The source file of a dotted firstlight module, or None when the name is no module."""
-    base = SOURCE.joinpath(*name.split("."))
-    for path in (base.with_suffix(".py"), base / "__init__.py"):
-        if path.is_file():
-            return path
+    """The source file of a dotted name of ours, or None when the name is no module of ours."""
+    for base in (home.joinpath(*name.split(".")) for home in HOMES):
+        for path in (base.parent / f"{base.name}.py", base / "__init__.py"):
+            if path.is_file():
+                return path
     return None
 
 
@@ -68,8 +66,7 @@ def _module_needs_torch(name: str) -> bool:
         for imported in _direct(current):
             if _is_heavy(imported):
                 return True
-            if imported.split(".")[0] == "firstlight":
-                pending.append(imported)
+            pending.append(imported)
     return False
 
 

@@ -1,6 +1,6 @@
 """Owns the start of a service on this machine: port, engine process, then the API in this process.
 
-The engine process begins first, because its ranks have most to do; nothing of what it does is known here.
+The engine process begins first, because its ranks have most to do; it is a black box here.
 """
 
 import asyncio
