@@ -1,5 +1,6 @@
 """Fixtures every test may use: the real model file, gloo ranks, and the torch-free selection."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +9,11 @@ import pytest
 import fetch_smollm2
 import rank_pool
 from torch_use import needs_torch
+
+
+# Tests share two cores with the processes they start: threads that spin take them away.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
