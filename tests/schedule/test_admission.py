@@ -93,3 +93,13 @@ def test_nobody_is_admitted_while_a_running_request_is_short_of_blocks(make_serv
             contested += 1
             assert not plan.new
     assert contested and service.scheduler.counts.preemptions
+
+
+def test_blocks_of_a_half_computed_prompt_are_not_given_to_a_newcomer(make_service: Any) -> None:
+    service = make_service(num_blocks=13)
+    service.add([1] * 36, max_tokens=1)
+    service.add([2] * 12, max_tokens=1)
+    service.step()
+    assert service.scheduler.counts.held_back == Hold.NO_BLOCKS.value
+    service.run()
+    assert service.scheduler.counts.preemptions == 0

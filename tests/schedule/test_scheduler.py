@@ -26,6 +26,7 @@ def test_a_plan_holds_differences_only(make_service: Any) -> None:
     service.add(prompt(7), max_tokens=6)
     plans = [service.step() for _ in range(4)]
     assert plans[0].new[0].blocks == [[1, 2], [1, 2]]
+    assert plans[0].new[0].token_ids == prompt(7)
     steps = [plan.steps[0] for plan in plans]
     assert [len(step.new_tokens) for step in steps] == [0, 1, 1, 1]
     assert [step.new_blocks for step in steps] == [[], [], [[3], [3]], []]
@@ -58,7 +59,7 @@ def test_the_first_of_all_is_not_starved_by_shorter_ones(make_service: Any) -> N
     service = make_service(num_blocks=200, max_sequences=8, max_batch_tokens=8, chunk_tokens=8)
     first = service.add(prompt(50), max_tokens=1)
     for step in range(20):
-        service.add(prompt(4, step + 1), max_tokens=1)
+        service.add(prompt(12, step + 1), max_tokens=1)
         service.step()
     assert service.updates[first] and service.updates[first][-1].finish is FinishReason.LENGTH
     service.run()
@@ -85,6 +86,20 @@ def test_the_last_running_request_yields_and_gives_the_same_output(make_service:
         assert service.output(one) == service.expected(one)
     finished = [service.updates[one][-1].finish for one in (old, young)]
     assert finished == [FinishReason.LENGTH, FinishReason.LENGTH]
+
+
+def test_who_yields_after_being_planned_is_taken_out_of_the_plan(make_service: Any) -> None:
+    service = make_service(num_blocks=20, chunk_tokens=1)
+    talking = [service.add(prompt(2, family), max_tokens=40) for family in (1, 2)]
+    for _ in range(6):
+        service.step()
+    urgent = service.add(prompt(40, 3), max_tokens=1, priority=-1)
+    while not service.output(urgent):
+        assert service.step().num_tokens >= 1
+    assert service.scheduler.counts.preemptions
+    service.run()
+    for one in (*talking, urgent):
+        assert service.output(one) == service.expected(one)
 
 
 def test_a_repeated_prompt_is_found_in_the_cache(make_service: Any) -> None:
