@@ -18,6 +18,7 @@ VENV310 ?= .venv310
 DEMO_DIR ?= build/demo
 PROMPT ?= What is the capital of France?
 TP ?= 1
+BENCH ?=
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -56,7 +57,7 @@ architecture: $(INSTALLED)
 
 bench: $(KERNELS)
 	@test -f $(DEMO_DIR)/store/COMPLETE || $(MAKE) --no-print-directory demo
-	$(BIN)/firstlight bench --store $(DEMO_DIR)/store --tp $(TP)
+	$(BIN)/python scripts/bench_demo.py $(DEMO_DIR)/store $(BENCH) -- --tp $(TP)
 
 serve: $(KERNELS)
 	@test -f $(DEMO_DIR)/store/COMPLETE || $(MAKE) --no-print-directory demo

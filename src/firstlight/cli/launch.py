@@ -3,6 +3,8 @@
 The engine process begins first, because its ranks have most to do; it is a black box here.
 """
 
+from __future__ import annotations
+
 import asyncio
 import dataclasses
 import logging
@@ -12,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from firstlight.checkpoint.store import MODEL_FOLDER, is_store
 from firstlight.engine.process import EngineProcess
@@ -22,6 +25,9 @@ from firstlight.runner.model_path import read_spec
 from firstlight.settings.serve import ServeSettings
 from firstlight.sharding.layout import Layout
 from firstlight.sharding.slices import check_layout
+
+if TYPE_CHECKING:
+    from firstlight.server.context import AppContext
 
 WATCH_SECONDS = 0.5
 
@@ -97,7 +103,7 @@ async def _serve(
         watch.cancel()
 
 
-def make_context(settings: ServeSettings, spec: ModelSpec, client: ZmqEngineClient) -> object:
+def make_context(settings: ServeSettings, spec: ModelSpec, client: ZmqEngineClient) -> AppContext:
     """Returns the record the server is made from: tokenizer, templates, defaults and limits."""
     from firstlight.inputs.chat_format import ChatFormat
     from firstlight.inputs.generation_defaults import read_generation_defaults
