@@ -55,7 +55,7 @@ def test_logits_equal_transformers(checkpoint):
     theirs = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     with torch.inference_mode():
         want = torch.cat([theirs(ids[None]).logits[0] for ids in prompts()])
-    assert want.std() > 0.5  # a model that says the same to everything would prove nothing
+    assert want.std() > 0.3  # a model that says the same to everything would prove nothing
     assert (logits_of(checkpoint, 1) - want).abs().max() <= TOLERANCE
 
 

@@ -23,6 +23,7 @@ BASE: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
 LLAMA3 = {
@@ -76,7 +77,7 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:
     for rule in spec.tensors:
         values = torch.randn(rule.shape, generator=generator)
         if len(rule.shape) > 1:
-            weights[rule.source] = values * rule.shape[-1] ** -0.5 * 2
+            weights[rule.source] = values * rule.shape[-1] ** -0.5
         else:
             weights[rule.source] = values * 0.2 + (0.0 if rule.name.endswith("bias") else 1.0)
     return weights

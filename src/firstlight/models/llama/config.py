@@ -39,7 +39,7 @@ class LlamaConfig:
 
 
 # What each family does when its config is silent.
-_THETA = {"qwen2": 1_000_000.0, "qwen3": 1_000_000.0, "smollm3": 2_000_000.0}
+_THETA = {"smollm3": 2_000_000.0}
 _TIED = {"smollm3": True}
 _HEAD_DIM = {"qwen3": 128}
 
