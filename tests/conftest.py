@@ -10,7 +10,6 @@ import fetch_smollm2
 import rank_pool
 from torch_use import needs_torch
 
-
 # Tests share two cores with the processes they start: threads that spin take them away.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
