@@ -44,9 +44,7 @@ class Step:
         return Step(*(x.double() for x in floats), self.starts, self.contexts, self.table)
 
 
-def _step(
-    sequences: list[tuple[int, int]], heads: tuple[int, int, int], slots: int = 16
-) -> Step:
+def _step(sequences: list[tuple[int, int]], heads: tuple[int, int, int], slots: int = 16) -> Step:
     """Build a step of (tokens, context) pairs; unused slots and pages hold NaN."""
     generator = torch.Generator().manual_seed(len(sequences) * 1000 + heads[2] + slots)
     num_heads, kv_heads, channels = heads

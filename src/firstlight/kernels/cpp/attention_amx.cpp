@@ -137,23 +137,33 @@ class Worker {
     }
   }
 
+  // Offset of a position's row in the pages, or -1 after the end of the context.
+  std::int64_t row_of(std::int64_t position) const {
+    if (position >= call_.contexts[task_.sequence]) return -1;
+    const std::int32_t* table = call_.table + task_.sequence * call_.table_width;
+    const std::int64_t page = table[position / call_.slots];
+    return ((page * call_.kv_heads + task_.kv_head) * call_.slots + position % call_.slots) *
+           call_.channels;
+  }
+
+  void prefetch_row(const float* row) const {
+    for (std::int64_t i = 0; i < call_.channels; i += 16) {
+      _mm_prefetch(reinterpret_cast<const char*>(row + i), _MM_HINT_T1);
+    }
+  }
+
   // Splits the keys, and the values transposed, of 64 positions; those after the context are zero.
   void load_block(std::int64_t first) {
-    const float* key_rows[kBlockKeys];
     const float* value_rows[kBlockKeys];
-    const std::int64_t context = call_.contexts[task_.sequence];
-    const std::int32_t* table = call_.table + task_.sequence * call_.table_width;
     for (int i = 0; i < kBlockKeys; ++i) {
-      const std::int64_t position = first + i;
-      const bool exists = position < context;
-      const std::int64_t page = exists ? table[position / call_.slots] : 0;
-      const std::int64_t row =
-          ((page * call_.kv_heads + task_.kv_head) * call_.slots + position % call_.slots) *
-          call_.channels;
-      key_rows[i] = exists ? call_.keys + row : nullptr;
-      value_rows[i] = exists ? call_.values + row : nullptr;
+      const std::int64_t row = row_of(first + i), next = row_of(first + kBlockKeys + i);
+      if (next >= 0) {
+        prefetch_row(call_.keys + next);
+        prefetch_row(call_.values + next);
+      }
+      split_key(row < 0 ? nullptr : call_.keys + row, i);
+      value_rows[i] = row < 0 ? nullptr : call_.values + row;
     }
-    for (int i = 0; i < kBlockKeys; ++i) split_key(key_rows[i], i);
     for (int step = 0; step < kValueSteps; ++step) {
       for (std::int64_t tile = 0; tile < shape_.channel_tiles; ++tile) {
         split_values(value_rows + step * kStep, tile,

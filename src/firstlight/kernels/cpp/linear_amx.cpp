@@ -18,9 +18,10 @@ namespace {
 
 constexpr int kMostTiles = 8;                      // of weight in a strip; 4 for one tile of rows
 constexpr int kRowsOfTiles = 4;                    // a column of tiles handled at once
-constexpr std::int64_t kBlockSteps = 64;           // 2048 channels are summed in the registers
+constexpr std::int64_t kBlockSteps = 24;           // 768 channels are summed in the registers
 constexpr std::int64_t kPackedBytes = 4 << 20;     // of x at a time
 constexpr std::int64_t kMostRows = 512;
+constexpr std::int64_t kAheadBytes = 4096;         // of weight fetched before its split
 
 // Sixteen rows of one weight; `rows` of them exist.
 struct Tile {
@@ -38,7 +39,10 @@ struct Plan {
   std::uint8_t* packed;       // [row_tiles][steps][3] tiles of x
 
   bool square() const { return row_tiles > 1; }
-  std::int64_t block_steps() const { return std::min(steps, kBlockSteps); }
+  std::int64_t block_steps() const {
+    const std::int64_t blocks = (steps + kBlockSteps - 1) / kBlockSteps;
+    return (steps + blocks - 1) / blocks;
+  }
   int strip_tiles() const { return square() ? kMostTiles : kRowsOfTiles; }
 };
 
@@ -81,6 +85,9 @@ void pack_rows(const Plan& plan, int thread, int threads) {
 void split_channels(const float* source, std::int64_t channels, std::uint8_t* target,
                     std::int64_t step_bytes) {
   for (; channels >= kStep; channels -= kStep, source += kStep, target += step_bytes) {
+    const char* ahead = reinterpret_cast<const char*>(source) + kAheadBytes;
+    _mm_prefetch(ahead, _MM_HINT_T0);
+    _mm_prefetch(ahead + 64, _MM_HINT_T0);
     split_row(_mm512_loadu_ps(source), _mm512_loadu_ps(source + 16), target);
   }
   if (channels > 0) {
@@ -258,7 +265,7 @@ void finish_rows(const Strip& strip, std::int64_t row_tile, const float* sums) {
 // when there are several blocks.
 void run_block(const Strip& strip, float* sums) {
   const Plan& plan = strip.plan;
-  const bool whole = plan.steps <= plan.block_steps();
+  const bool whole = plan.steps <= kBlockSteps;
   const bool last = strip.first_step + strip.steps == plan.steps;
   const std::int64_t row_sums = plan.strip_tiles() * 256;
   for (std::int64_t row_tile = 0; row_tile < plan.row_tiles; row_tile += 2) {
@@ -276,7 +283,7 @@ void run_block(const Strip& strip, float* sums) {
 
 void run_strips(const Plan& plan, const Strips& strips, std::atomic<std::int64_t>& claimed) {
   const std::int64_t steps = plan.block_steps();
-  const std::int64_t kept = plan.steps <= steps ? 2 : plan.row_tiles;
+  const std::int64_t kept = plan.steps <= kBlockSteps ? 2 : plan.row_tiles;
   void* left = thread_scratch(0, steps * plan.strip_tiles() * kStepBytes);
   void* sums = thread_scratch(1, kept * plan.strip_tiles() * kTileBytes);
   Tile tiles[kMostTiles];

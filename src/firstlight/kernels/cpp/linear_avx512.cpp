@@ -31,6 +31,11 @@ void dot_block(const float* const (&weights)[kOutputs], const Rows& rows, float*
   }
   const auto add = [&](std::int64_t channel, __mmask16 mask) {
     __m512 w[kOutputs];
+    // The rows after these: the hardware prefetcher stops at each page.
+    for (int i = 0; i < kOutputs; ++i) {
+      const float* ahead = weights[i] + kOutputs * rows.inputs + channel;
+      _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
+    }
     for (int i = 0; i < kOutputs; ++i) w[i] = _mm512_maskz_loadu_ps(mask, weights[i] + channel);
     for (int j = 0; j < kRows; ++j) {
       const __m512 x = _mm512_maskz_loadu_ps(mask, rows.x + j * rows.stride + channel);
