@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kMostTiles = 8;                      // of weight in a strip; 4 for one tile of rows
 constexpr int kRowsOfTiles = 4;                    // a column of tiles handled at once
-constexpr std::int64_t kBlockSteps = 24;           // 768 channels are summed in the registers
+constexpr std::int64_t kBlockSteps = 24;           // 768 channels are summed in the tiles
 constexpr std::int64_t kPackedBytes = 4 << 20;     // of x at a time
 constexpr std::int64_t kMostRows = 512;
 constexpr std::int64_t kAheadBytes = 4096;         // of weight fetched before its split
@@ -161,17 +161,31 @@ inline void step_square(const std::uint8_t* left, const std::uint8_t* right,
   multiply_square();
 }
 
+// Takes a block's tile of sums: as it is from the first block, else added. Blocks are summed apart
+// because one long chain of fp32 roundings would drift when all terms have one sign.
+template <int kTile>
+inline void take_sums(const Strip& strip, float* sums) {
+  if (strip.first_step == 0) {
+    tile_store<kTile>(sums);
+    return;
+  }
+  alignas(64) float fresh[256];
+  tile_store<kTile>(fresh);
+  for (int i = 0; i < 256; i += 16) {
+    _mm512_store_ps(sums + i, _mm512_add_ps(_mm512_load_ps(sums + i), _mm512_load_ps(fresh + i)));
+  }
+}
+
 // `sums` is [row_tile][strip_tiles] of 16 x 16 numbers; `first` is the first of kTiles in it.
 template <int kTiles>
 void run_column(const Strip& strip, std::int64_t row_tile, int first, float* sums) {
-  sums += first * 256;
-  load_sums<kTiles>(sums, strip.first_step == 0);
+  each_tile<kTiles>([&](auto i) { tile_zero<i>(); });
   const std::uint8_t* left = strip.left + first * kStepBytes;
   const std::uint8_t* right = strip.right_at(row_tile);
   for (std::int64_t step = 0; step < strip.steps; ++step) {
     step_column<kTiles>(left + step * strip.left_step_bytes(), right + step * kStepBytes);
   }
-  store_sums<kTiles>(sums);
+  each_tile<kTiles>([&](auto i) { take_sums<i>(strip, sums + (first + i) * 256); });
 }
 
 void run_columns(const Strip& strip, std::int64_t row_tile, float* sums) {
@@ -189,20 +203,14 @@ void run_columns(const Strip& strip, std::int64_t row_tile, float* sums) {
 void run_square(const Strip& strip, std::int64_t row_tile, int first, float* sums) {
   // Sums 0..3 of step_square are (left, right) = (0, 0) (1, 0) (0, 1) (1, 1).
   const auto at = [&](int i) { return sums + ((i >> 1) * kMostTiles + (i & 1) + first) * 256; };
-  each_tile<4>([&](auto i) {
-    if (strip.first_step == 0) {
-      tile_zero<i>();
-    } else {
-      tile_load<i>(at(i));
-    }
-  });
+  each_tile<4>([&](auto i) { tile_zero<i>(); });
   const std::uint8_t* left = strip.left + first * kStepBytes;
   const std::uint8_t* right = strip.right_at(row_tile);
   const std::int64_t apart = strip.plan.steps * kStepBytes;
   for (std::int64_t step = 0; step < strip.steps; ++step) {
     step_square(left + step * strip.left_step_bytes(), right + step * kStepBytes, apart);
   }
-  each_tile<4>([&](auto i) { tile_store<i>(at(i)); });
+  each_tile<4>([&](auto i) { take_sums<i>(strip, at(i)); });
 }
 
 void load_rows(const float* sums, __m512 (&rows)[16]) {
