@@ -150,7 +150,7 @@ class GgufCheckpoint:
         whole = len(info.shape) < 2 and GGML_QUANT_SIZES[entry.type][0] > 1
         first, last = (0, info.rows) if whole else (start // head * head, -(-stop // head) * head)
         values = self._read_rows(entry, info, first, last)
-        if entry.heads:
+        if entry.heads and last > first:
             values = unpermute(values, (last - first) // head)
         result: Array = np.ascontiguousarray(values[start - first : stop - first])
         return result if info.shape else values

@@ -113,6 +113,8 @@ def granule_range(block: BlockRecord, target: Target) -> tuple[int, int]:
     if not rule.shape or (block.granules == 1 and not block.piece_rows):
         return 0, 1
     length = rule.shape[rule.dim]
+    if part.start == part.stop:
+        return 0, 0  # a rank beyond the end of a ragged axis
     if block.piece_rows:
         return part.start // block.piece_rows, -(-part.stop // block.piece_rows)
     if (part.start * block.granules) % length or (part.stop * block.granules) % length:

@@ -72,6 +72,7 @@ class OutputFile:
                     os.posix_fallocate(self._descriptor, 0, size)
         except BaseException:
             self.close()
+            path.unlink(missing_ok=True)
             raise
 
     def write(self, data: memoryview, offset: int) -> None:
@@ -88,8 +89,10 @@ class OutputFile:
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Closes the file."""
-        os.close(self._descriptor)
+        """Closes the file; once is enough, more does no harm."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -30,7 +30,7 @@ FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16"})
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """One tensor of a checkpoint: `dtype` and `shape` are those of the values `read` returns.
 

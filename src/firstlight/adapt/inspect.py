@@ -1,0 +1,189 @@
+"""Owns what can be said of a checkpoint or store from config and headers alone; reads no values.
+
+Every defect becomes a finding; only a path that holds nothing to read is an error.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from firstlight.adapt.shard_files import find_licence
+from firstlight.checkpoint.findings import ERROR, NOTE, Finding, errors_of
+from firstlight.checkpoint.names import NameReport, match_names
+from firstlight.checkpoint.reader import scan_checkpoint
+from firstlight.checkpoint.store import (
+    MODEL_FOLDER,
+    Store,
+    is_store,
+    read_manifest,
+    size_findings,
+)
+from firstlight.checkpoint.tensor_info import Checkpoint, read_json
+from firstlight.errors import BadInput
+from firstlight.models.spec import ModelSpec, read_model_spec
+from firstlight.sharding.codecs import tensor_bytes
+from firstlight.sharding.rules import TensorRule
+from firstlight.sharding.slices import legal_degrees
+
+
+@dataclass(frozen=True)
+class InspectReport:
+    """What is known of a model's weights. Counts are of values, sizes of bytes.
+
+    `model_type` and what follows from the config are empty when the config cannot be read.
+    `bytes_by_dtype` and `tensors_by_dtype` go by the form in the files. `tensors_per_layer` maps a
+    number of tensors to the number of layers that have so many.
+    """
+
+    path: Path
+    format: str
+    family: str = ""
+    model_type: str = ""
+    num_layers: int = 0
+    context_length: int = 0
+    vocab_size: int = 0
+    tied: bool = False
+    parameters: int = 0
+    parameters_by_part: Mapping[str, int] = field(default_factory=dict)
+    num_tensors: int = 0
+    num_files: int = 0
+    num_bytes: int = 0
+    bytes_by_dtype: Mapping[str, int] = field(default_factory=dict)
+    tensors_by_dtype: Mapping[str, int] = field(default_factory=dict)
+    tensors_per_layer: Mapping[int, int] = field(default_factory=dict)
+    quantisation: str = ""
+    licence: str = ""
+    legal_tp: tuple[int, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        """Says whether nothing forbids the use of the weights."""
+        return not errors_of(self.findings)
+
+
+def inspect_path(path: Path) -> InspectReport:
+    """Returns what config and headers say of a checkpoint folder, file or store, defects included.
+
+    Raises TensorError or StoreError when there is nothing at `path` to read.
+    """
+    return _inspect_store(path) if is_store(path) else _inspect_checkpoint(path)
+
+
+def _inspect_checkpoint(path: Path) -> InspectReport:
+    checkpoint = scan_checkpoint(path)
+    findings = list(checkpoint.findings)
+    config, spec, names = _read_model(checkpoint, findings)
+    licence = find_licence(checkpoint)
+    if not licence:
+        findings.append(Finding(NOTE, str(path), "states no licence for the weights"))
+    infos = checkpoint.tensors.values()
+    rules = [match.rule for match in names.matched] if names else []
+    return InspectReport(
+        path=path,
+        format=checkpoint.format,
+        **_model_facts(config, spec, rules),
+        num_tensors=len(infos),
+        num_files=len(checkpoint.files),
+        num_bytes=sum(info.num_bytes for info in infos),
+        bytes_by_dtype=_sum((info.stored, info.num_bytes) for info in infos),
+        tensors_by_dtype=_sum((info.stored, 1) for info in infos),
+        quantisation=_quantisation(config, [info.stored for info in infos]),
+        licence=licence,
+        findings=tuple(findings),
+    )
+
+
+def _read_model(
+    checkpoint: Checkpoint, findings: list[Finding]
+) -> tuple[dict[str, Any], ModelSpec | None, NameReport | None]:
+    """Reads the config and matches the names; what fails becomes a finding."""
+    config: dict[str, Any] = {}
+    try:
+        config = checkpoint.config()
+        spec = read_model_spec(config)
+    except BadInput as error:
+        findings.append(Finding(ERROR, str(checkpoint.path), str(error)))
+        return config, None, None
+    names = match_names(checkpoint.tensors, spec)
+    absent = {f.where.rpartition(", ")[2] for f in findings}
+    findings.extend(f for f in names.findings() if f.where not in absent)
+    for extra, twin in names.tied:
+        what = f"said to equal {twin.name}; compared when weights are read"
+        findings.append(Finding(NOTE, f"{extra.file}, {extra.name}", what))
+    return config, spec, names
+
+
+def _inspect_store(path: Path) -> InspectReport:
+    store = Store(path, read_manifest(path))
+    manifest, findings = store.manifest, size_findings(store)
+    parts = [p for unit in manifest.units for block in unit.blocks for p in block.parts]
+    config: dict[str, Any] = {}
+    spec = None
+    try:
+        config = read_json(path / MODEL_FOLDER / "config.json")
+        spec = read_model_spec(config)
+    except BadInput as error:
+        findings.append(Finding(ERROR, str(path), str(error)))
+    sizes = [(p.dtype, len(p.sources) * tensor_bytes(p.dtype, p.shape)) for p in parts]
+    return InspectReport(
+        path=path,
+        format="store",
+        **_model_facts(config, spec, list(spec.tensors) if spec else []),
+        num_tensors=sum(len(p.sources) for p in parts),
+        num_files=len(manifest.units),
+        num_bytes=sum(unit.size for unit in manifest.units),
+        bytes_by_dtype=_sum(sizes),
+        tensors_by_dtype=_sum((p.dtype, len(p.sources)) for p in parts),
+        quantisation=_quantisation(config, list(manifest.source.stored)),
+        licence=manifest.licence,
+        findings=tuple(findings),
+    )
+
+
+def _model_facts(
+    config: Mapping[str, Any], spec: ModelSpec | None, rules: list[TensorRule]
+) -> dict[str, Any]:
+    if spec is None:
+        return {"model_type": str(config.get("model_type", ""))}
+    layers = Counter(rule.layer for rule in rules if rule.layer is not None)
+    return {
+        "family": spec.family.name,
+        "model_type": str(config["model_type"]),
+        "num_layers": spec.facts.num_layers,
+        "context_length": spec.context_length,
+        "vocab_size": spec.vocab_size,
+        "tied": "tied" in spec.facts.flags,
+        "parameters": sum(prod(rule.shape) for rule in rules),
+        "parameters_by_part": _sum((_part_of(rule.name), prod(rule.shape)) for rule in rules),
+        "tensors_per_layer": dict(sorted(Counter(layers.values()).items())),
+        "legal_tp": tuple(legal_degrees(spec.facts.axes, limit=64)),
+    }
+
+
+def _part_of(name: str) -> str:
+    """Names the part of a model a parameter belongs to: embed, attention, mlp, norms, head ..."""
+    words = name.split(".")
+    module = words[2] if words[0] == "layers" else words[1]
+    if module.endswith("norm"):
+        return "norms"
+    return module if words[0] == "layers" else words[0]
+
+
+def _quantisation(config: Mapping[str, Any], stored: Iterable[str]) -> str:
+    """Says how weights are quantised, by the config or by the types in the file; empty if not."""
+    stated = config.get("quantization_config")
+    if isinstance(stated, dict):
+        return str(stated.get("quant_method", "stated by the config without a method"))
+    plain = {"F64", "F32", "F16", "BF16"}
+    return ", ".join(sorted({name for name in stored if name not in plain}))
+
+
+def _sum(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for key, amount in pairs:
+        total[key] += amount
+    return dict(total.most_common())
