@@ -121,11 +121,13 @@ def row_cases(rows: int) -> Iterator[Case]:
     bytes_of = rows * HIDDEN * 4
     yield Case("rms_norm", rows, bytes_of, 0, lambda s, _: s.rms_norm(x, weight, 1e-5))
     yield Case(
-        "add_rms_norm", rows, 2 * bytes_of, 0, lambda s, _: s.add_rms_norm(x, residual, weight, 1e-5)
+        "add_rms_norm",
+        rows,
+        2 * bytes_of,
+        0,
+        lambda s, _: s.add_rms_norm(x, residual, weight, 1e-5),
     )
-    yield Case(
-        "rotary", rows, 0, 0, lambda s, _: s.rotary(q, k, positions, table, table)
-    )
+    yield Case("rotary", rows, 0, 0, lambda s, _: s.rotary(q, k, positions, table, table))
 
 
 def attention_case(tokens: int, context: int, sequences: int) -> Case:
@@ -190,7 +192,8 @@ def main() -> int:
     with torch.inference_mode():
         limits = measured_limits(options.seconds)
         print(
-            f"limits with {options.threads} threads: {limits.bytes_per_second / 1e9:.1f} GB/s read, "
+            f"limits with {options.threads} threads: "
+            f"{limits.bytes_per_second / 1e9:.1f} GB/s read, "
             f"{limits.multiplications_per_second / 1e9:.0f} G multiply-adds/s in torch"
         )
         for rows in map(int, options.rows.split(",")):

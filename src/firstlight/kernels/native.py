@@ -37,9 +37,12 @@ def source_files() -> tuple[Path, ...]:
 
 
 def native_path() -> Path:
-    """Return where the compiled module for this torch, Python, machine and source must lie."""
+    """Return where the compiled module for this torch, Python, machine and source must lie.
+
+    CPU features are no part of it: the module holds all variants and asks the CPU when loaded.
+    """
     digest = hashlib.blake2b(digest_size=10)
-    for part in (torch.__version__, sys.version, platform.machine(), _compiler_name()):
+    for part in (torch.__version__, sys.version, platform.machine()):
         digest.update(part.encode() + b"\0")
     for path in source_files():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -66,8 +69,3 @@ def load_native() -> NativeKernels:
 def compiler() -> str | None:
     """Return the path of the C++ compiler that builds the kernels, or None."""
     return shutil.which("g++") or shutil.which("clang++")
-
-
-def _compiler_name() -> str:
-    found = compiler()
-    return str(Path(found).resolve()) if found else "no compiler"
