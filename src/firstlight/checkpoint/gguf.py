@@ -86,10 +86,14 @@ class _Table(gguf.GGUFReader):
     in its data is described tensor by tensor.
     """
 
-    def _get(self, *args: Any, **options: Any) -> Any:
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
         # A plain view: slicing the map itself takes 5 times as long.
         self.data = np.asarray(self.data)  # type: ignore[assignment]
-        return super()._get(*args, **options)
+        found = super()._get(offset, dtype, count, override_order)
+        # The library returns what there is; a damaged count would have it loop for ever.
+        if len(found) < int(count):
+            raise IndexError(f"the metadata runs past the end of the file at byte {offset}")
+        return found
 
     def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
         self.stored: list[StoredTensor] = []
