@@ -74,7 +74,8 @@ def test_prompt_logprobs_are_those_of_the_plain_model(tiny):
         plain = torch.log_softmax(engine.model.head(carry), -1)
     assert [t.token_id for t in outcome.prompt_logprobs] == prompt[1:]
     for position, entry in enumerate(outcome.prompt_logprobs):
-        assert entry.logprob == pytest.approx(plain[position, prompt[position + 1]].item(), abs=1e-4)
+        want = plain[position, prompt[position + 1]].item()
+        assert entry.logprob == pytest.approx(want, abs=1e-4)
         assert len(entry.top) == 2
 
 

@@ -71,7 +71,9 @@ def tiny_config(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Returns a tensor for every source name: matrices of unit gain, norms and biases near 1 and 0."""
+    """Returns a tensor for every source name: matrices of unit gain, norms and biases near 1 and
+    0.
+    """
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, torch.Tensor] = {}
     for rule in spec.tensors:

@@ -1,4 +1,6 @@
-"""Owns a conversion as a user wants it: the store, its tokenizer files and its known answers in one go."""
+"""Owns a conversion as a user wants it: the store, its tokenizer files and its known answers in one
+go.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,16 +23,20 @@ def convert(
     Raises what `shard` raises; nothing is written when the source is not whole.
     """
     spec = read_spec(source)
-    recorder = AnswerRecorder(spec, known_samples(source, spec))
+    tokenizer = _find_tokenizer(source)
+    recorder = AnswerRecorder(spec, known_samples(tokenizer, spec))
+
+    def export_tokenizer(gguf: Path, folder: Path) -> None:
+        (tokenizer or load_tokenizer(gguf)).export_hf(folder)
+
     options = ShardOptions(
         dtype=dtype, hook=recorder, export_tokenizer=export_tokenizer, progress=progress
     )
     return shard(source, target, options)
 
 
-def known_samples(source: Path, spec: ModelSpec) -> dict[str, Sequence[int]]:
+def known_samples(tokenizer: Tokenizer | None, spec: ModelSpec) -> dict[str, Sequence[int]]:
     """Returns token ids of the known texts; of counted ids where the model has no tokenizer."""
-    tokenizer = _find_tokenizer(source)
     longest = min(KNOWN_TOKENS, spec.context_length - 1)
     if tokenizer is None:
         step = max(1, spec.vocab_size // (longest + 1))
@@ -40,11 +46,6 @@ def known_samples(source: Path, spec: ModelSpec) -> dict[str, Sequence[int]]:
         name: [token for token in tokens if token < spec.vocab_size][:longest]
         for name, tokens in ids.items()
     }
-
-
-def export_tokenizer(gguf: Path, folder: Path) -> None:
-    """Writes the tokenizer that a GGUF file carries into a model folder, in Hugging Face form."""
-    load_tokenizer(gguf).export_hf(folder)
 
 
 def _find_tokenizer(source: Path) -> Tokenizer | None:

@@ -18,7 +18,9 @@ KNOWN_TEXTS = {
         "        total += value\n"
         "    return total / len(values)\n"
     ),
-    "digits": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12. 7 + 5 = 12. In 1969 and in 2026, 64 x 8 = 512.",
+    "digits": (
+        "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12. 7 + 5 = 12. In 1969 and in 2026, 64 x 8 = 512."
+    ),
     "mixed": (
         "Bonjour, comment allez-vous ? Guten Morgen! "
         "\u65e9\u4e0a\u597d\u3002 \u0414\u043e\u0431\u0440\u043e\u0435 \u0443\u0442\u0440\u043e. "

@@ -1,4 +1,5 @@
-"""Owns layered validation: inspect, shard, verify, serve, smoke, in order, ending at the first that fails.
+"""Owns layered validation: inspect, shard, verify, serve, smoke, in order, ending at the first that
+fails.
 
 Each layer leaves its evidence in the report; what each one checks is known elsewhere.
 """

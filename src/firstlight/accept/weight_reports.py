@@ -1,4 +1,6 @@
-"""Owns how what was found out about weights becomes the reports people read; finds nothing out itself."""
+"""Owns how what was found out about weights becomes the reports people read; finds nothing out
+itself.
+"""
 
 from __future__ import annotations
 

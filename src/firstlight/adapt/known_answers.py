@@ -1,7 +1,8 @@
-"""Owns the known answers of a store: what the plain model says to given tokens, and how far dtypes stray.
+"""Owns the known answers of a store: what the plain model says to given tokens, and how far dtypes
+stray.
 
-They are computed layer by layer while a checkpoint is converted, so a model larger than memory has them
-too. At start the gate asks the service the same and compares. Knows no engine and no service.
+They are computed layer by layer while a checkpoint is converted, so a model larger than memory has
+them too. At start the gate asks the service the same and compares. Knows no engine and no service.
 """
 
 from collections.abc import Mapping, Sequence

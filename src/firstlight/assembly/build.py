@@ -1,4 +1,5 @@
-"""Owns the one way a model comes to be: built without storage, allocated in local shapes, loaded, cut.
+"""Owns the one way a model comes to be: built without storage, allocated in local shapes, loaded,
+cut.
 
 Knows no request and no cache.
 """
@@ -20,7 +21,9 @@ from firstlight.sharding.slices import local_shape, slice_for
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How a model is built: compute dtype, device, positions of the rotary tables, reader threads."""
+    """How a model is built: compute dtype, device, positions of the rotary tables, reader
+    threads.
+    """
 
     dtype: torch.dtype
     device: torch.device

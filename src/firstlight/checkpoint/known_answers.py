@@ -13,8 +13,8 @@ VERSION = 1
 class KnownCase(msgspec.Struct, frozen=True):
     """One teacher-forced sequence. Entry i of each list is about the token after `token_ids[i]`.
 
-    `top1` is the most likely token, `margin` its lead over the second in log-probability, `logprobs` the
-    log-probability of the token that really follows (natural log).
+    `top1` is the most likely token, `margins` its lead over the second in log-probability,
+    `logprobs` the log-probability of the token that really follows (natural log).
     """
 
     name: str

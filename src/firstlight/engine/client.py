@@ -1,7 +1,8 @@
-"""Owns the API process's side of the engine: submit, stream, cancel, and what is known of its health.
+"""Owns the API process's side of the engine: submit, stream, cancel, and what is known of its
+health.
 
-Knows neither HTTP nor tensors. Over ZeroMQ by default; tests and single devices may run the engine in
-process behind the same interface.
+Knows neither HTTP nor tensors. Over ZeroMQ by default; tests and single devices may run the engine
+in process behind the same interface.
 """
 
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,7 @@
 """Owns the start-up gate: what must hold before the service calls itself ready.
 
-Compares the service's own answers, taken on the path that requests take, with those recorded beside the
-weights. Knows neither tensors nor HTTP.
+Compares the service's own answers, taken on the path that requests take, with those recorded beside
+the weights. Knows neither tensors nor HTTP.
 """
 
 from collections.abc import Sequence
@@ -48,8 +48,8 @@ def compare_answers(
 ) -> GateResult:
     """Compares the service's scores of every case, in order, with the recorded ones.
 
-    A log-probability may differ by the tolerance, top-1 only where the recorded margin is smaller than
-    that. A missing or non-finite value is a failure.
+    A log-probability may differ by the tolerance, top-1 only where the recorded margin is smaller
+    than that. A missing or non-finite value is a failure.
     """
     tolerance = tolerance_for(answers, dtype)
     failures: list[str] = []

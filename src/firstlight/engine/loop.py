@@ -1,4 +1,5 @@
-"""Owns the engine's one loop: take messages, schedule, run, update, answer. Takes no policy decision.
+"""Owns the engine's one loop: take messages, schedule, run, update, answer. Takes no policy
+decision.
 
 Liveness does not depend on it: the heartbeat is sent by a thread of its own from shared counters.
 """

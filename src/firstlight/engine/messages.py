@@ -1,4 +1,6 @@
-"""Owns the records between the API process and the engine process; knows neither HTTP nor tensors."""
+"""Owns the records between the API process and the engine process; knows neither HTTP nor
+tensors.
+"""
 
 import msgspec
 
@@ -7,7 +9,9 @@ from firstlight.schedule.step import TokenLogprobs
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Asks the engine to serve requests; those of one call stand next to each other in the queue."""
+    """Asks the engine to serve requests; those of one call stand next to each other in the
+    queue.
+    """
 
     requests: list[SubmittedRequest]
 
@@ -55,7 +59,9 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """One start-up phase: seconds since process start at which it began and ended (None: running)."""
+    """One start-up phase: seconds since process start at which it began and ended (None:
+    running).
+    """
 
     name: str
     began: float
@@ -67,8 +73,8 @@ class Phase(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The engine's heartbeat, sent every half second from outside the engine's thread.
 
-    `progress` counts finished steps and loading advances: while `busy` it must grow, or the engine is
-    hung. `ready` is set once the start-up gate has passed. `failure` ends the service.
+    `progress` counts finished steps and loading advances: while `busy` it must grow, or the engine
+    is hung. `ready` is set once the start-up gate has passed. `failure` ends the service.
     """
 
     sequence: int

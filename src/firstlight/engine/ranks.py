@@ -75,8 +75,8 @@ class RankGroup:
     ) -> list[Answer]:
         """Waits for one answer of `kind` from every rank and returns them in rank order.
 
-        Waits as long as anything arrives; RankFailure when a rank ends, reports a failure, or nothing
-        at all is heard for `stall_seconds`.
+        Waits as long as anything arrives; RankFailure when a rank ends, reports a failure, or
+        nothing at all is heard for `stall_seconds`.
         """
         answers: dict[int, Answer] = {}
         heard = time.monotonic()
@@ -97,7 +97,7 @@ class RankGroup:
                 if on_progress is not None:
                     on_progress(message)
             elif isinstance(message, kind):
-                answers[message.rank] = message  # type: ignore[attr-defined]
+                answers[message.rank] = message
         return [answers[rank] for rank in range(self.size)]
 
     def stop(self, *, patience_seconds: float = 5.0) -> None:

@@ -6,9 +6,9 @@ import msgspec
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine needs, passed as one JSON argument.
 
-    `model` is a store, a checkpoint folder or a GGUF file. `context_length` None is the model's own,
-    `kv_budget_bytes` None is computed from the memory that is left. `started` is the moment, in seconds
-    since the epoch, from which the start-up timeline counts.
+    `model` is a store, a checkpoint folder or a GGUF file. `context_length` None is the model's
+    own, `kv_budget_bytes` None is computed from the memory that is left. `started` is the moment,
+    in seconds since the epoch, from which the start-up timeline counts.
     """
 
     model: str

@@ -15,7 +15,9 @@ DEFAULT_LIMIT = 4 * 1024**3
 
 @dataclass(frozen=True)
 class CacheNeeds:
-    """What the cache must hold: layer states, tokens per block, sequences and their longest length."""
+    """What the cache must hold: layer states, tokens per block, sequences and their longest
+    length.
+    """
 
     states: Sequence[StateSpec]
     block_size: int

@@ -55,7 +55,9 @@ class Running:
 
 
 class Startup:
-    """Brings an engine up once. `advanced` is called whenever something moved: it feeds liveness."""
+    """Brings an engine up once. `advanced` is called whenever something moved: it feeds
+    liveness.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Owns the API process's sockets to the engine process; knows neither HTTP nor what is generated."""
+"""Owns the API process's sockets to the engine process; knows neither HTTP nor what is
+generated.
+"""
 
 import asyncio
 import time
@@ -144,9 +146,8 @@ class ZmqEngineClient:
 
     def _take_status(self, status: Status) -> None:
         now, before = time.monotonic(), self._status
-        if before is None or status.progress != before.progress or not status.busy:
-            self._progress_at = now
-        elif not before.busy:
+        moved = before is None or not before.busy or status.progress != before.progress
+        if moved or not status.busy:
             self._progress_at = now
         self._status, self._status_at = status, now
 

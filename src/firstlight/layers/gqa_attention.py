@@ -1,7 +1,7 @@
 """Owns grouped-query attention as a plain module; knows no rank and no cache policy.
 
-Shape letters: T tokens, D model width, N query heads, K KV heads, H head width. N and K come from the
-weights at hand, so one forward serves every tensor parallel degree.
+Shape letters: T tokens, D model width, N query heads, K KV heads, H head width. N and K come from
+the weights at hand, so one forward serves every tensor parallel degree.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""Owns the tensors a layer may be handed as its state; knows no allocation policy and no request."""
+"""Owns the tensors a layer may be handed as its state; knows no allocation policy and no
+request.
+"""
 
 from dataclasses import dataclass
 

@@ -7,7 +7,9 @@ from firstlight.kernels.registry import KernelSet
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + epsilon) * weight over the last dim (arXiv:1910.07467), in fp32 inside."""
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last dim (arXiv:1910.07467), in fp32
+    inside.
+    """
 
     def __init__(self, dim: int, epsilon: float, kernels: KernelSet) -> None:
         super().__init__()

@@ -14,10 +14,10 @@ from torch import Tensor
 class PackedBatch:
     """T tokens of B sequences. Sequence b owns tokens [bounds[b], bounds[b + 1]), its newest ones.
 
-    `positions_T` (int64) is each token's place in its sequence. `starts_B1` (int32) holds `bounds` as a
-    tensor. With a cache, `contexts_B` (int32) is the number of tokens each sequence has once this step
-    is written, and `tables` holds per cache group the pages of each sequence, [B, P] int32.
-    `adapters_T` is reserved for an adapter index per token.
+    `positions_T` (int64) is each token's place in its sequence. `starts_B1` (int32) holds `bounds`
+    as a tensor. With a cache, `contexts_B` (int32) is the number of tokens each sequence has once
+    this step is written, and `tables` holds per cache group the pages of each sequence, [B, P]
+    int32. `adapters_T` is reserved for an adapter index per token.
     """
 
     positions_T: Tensor

@@ -1,4 +1,6 @@
-"""Owns the numbers that define a rotary position embedding; torch-free, so that configs can hold them."""
+"""Owns the numbers that define a rotary position embedding; torch-free, so that configs can hold
+them.
+"""
 
 from dataclasses import dataclass
 
@@ -7,8 +9,8 @@ from dataclasses import dataclass
 class RopeSpec:
     """Rotary embedding of the first `rotary_dim` channels of a head with base `theta`.
 
-    `scaling` is `default`, `linear`, `llama3` or `yarn`; the other fields are read by the forms that
-    use them. `attention_factor` multiplies cosine and sine (yarn), 1.0 elsewhere.
+    `scaling` is `default`, `linear`, `llama3` or `yarn`; the other fields are read by the forms
+    that use them. `attention_factor` multiplies cosine and sine (yarn), 1.0 elsewhere.
     """
 
     rotary_dim: int

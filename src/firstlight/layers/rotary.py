@@ -15,8 +15,8 @@ from firstlight.layers.rope_spec import RopeSpec
 class RotaryTable(nn.Module):
     """Cosines and sines [positions, rotary_dim / 2] in fp32, shared by all layers of a model.
 
-    Buffers are not part of the state dict: they follow from the config. They are computed on the CPU
-    even where the model is being built without storage.
+    Buffers are not part of the state dict: they follow from the config. They are computed on the
+    CPU even where the model is being built without storage.
     """
 
     cos_PR: Tensor

@@ -12,11 +12,11 @@ _REQUIRED: Any = object()
 # Fields of any Hugging Face config that say nothing about what the model computes at inference.
 BOOKKEEPING = (
     "architectures", "model_type", "transformers_version", "_name_or_path", "_model_name_or_path",
-    "torch_dtype", "dtype", "use_cache", "initializer_range", "attention_dropout", "hidden_dropout", "return_dict",
-    "output_attentions", "output_hidden_states", "auto_map", "_attn_implementation",
+    "torch_dtype", "dtype", "use_cache", "initializer_range", "attention_dropout", "hidden_dropout",
+    "return_dict", "output_attentions", "output_hidden_states", "auto_map", "_attn_implementation",
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "is_llama_config",
-    "_attn_implementation_autoset", "id2label", "label2id", "problem_type", "chunk_size_feed_forward",
-    "is_encoder_decoder", "rope_interleaved",
+    "_attn_implementation_autoset", "id2label", "label2id", "problem_type",
+    "chunk_size_feed_forward", "is_encoder_decoder", "rope_interleaved",
 )  # fmt: skip
 
 

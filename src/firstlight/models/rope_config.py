@@ -1,6 +1,7 @@
 """Owns how Hugging Face configs write rotary embeddings, old form and new; knows no tensor.
 
-Older files have a top-level `rope_theta` and `rope_scaling`, transformers 5 writes `rope_parameters`.
+Older files have a top-level `rope_theta` and `rope_scaling`, transformers 5 writes
+`rope_parameters`.
 """
 
 from math import log

@@ -1,4 +1,6 @@
-"""Owns the registry of model families and what is known of a model from its config alone; torch-free."""
+"""Owns the registry of model families and what is known of a model from its config alone;
+torch-free.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +18,8 @@ from firstlight.sharding.state_spec import StateSpec
 class Family:
     """One model family: how its config is read, its rule table, and where its module is built.
 
-    `text_module` holds `build(config, kernels) -> nn.Module` and is imported only by who needs torch.
+    `text_module` holds `build(config, kernels) -> nn.Module` and is imported only by who needs
+    torch.
     """
 
     name: str
@@ -35,7 +38,9 @@ class Family:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model as its config describes it: names, shapes and axes of every tensor, state per layer."""
+    """A model as its config describes it: names, shapes and axes of every tensor, state per
+    layer.
+    """
 
     family: Family
     config: Any

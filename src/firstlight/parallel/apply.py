@@ -1,8 +1,8 @@
 """Owns how a built module becomes one rank's part of a model: it edits the module by the rules.
 
 Knows the rule table, not the model: which modules sum, what is cut along the vocabulary. A parallel
-region is a module whose output the rules sum: going forward its output is summed; going backward the
-gradients of its input and of every replicated parameter inside it are.
+region is a module whose output the rules sum: going forward its output is summed; going backward
+the gradients of its input and of every replicated parameter inside it are.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,9 @@ from firstlight.sharding.slices import slice_for
 
 
 class VocabularyParallelEmbedding(nn.Module):
-    """The rows [start, start + rows) of an embedding; other tokens give zeros, then ranks are summed."""
+    """The rows [start, start + rows) of an embedding; other tokens give zeros, then ranks are
+    summed.
+    """
 
     def __init__(self, weight: nn.Parameter, start: int, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -48,7 +50,7 @@ def apply_rules(model: nn.Module, table: RuleTable, facts: Facts, mesh: Mesh) ->
     for name in _matching(modules, table.sums):
         _make_region(modules[name], group)
         for parameter in _replicated_inside(model, name, table, facts):
-            parameter.register_hook(_summing_hook(group))
+            _hook_gradient(parameter, _summing_hook(group))
     _cut_vocabulary(model, facts, mesh, group)
 
 
@@ -84,6 +86,10 @@ def _replicated_inside(
 
 def _generic(name: str) -> str:
     return ".".join("#" if p.isdigit() or p.startswith("{") else p for p in name.split("."))
+
+
+def _hook_gradient(parameter: nn.Parameter, hook: Any) -> None:
+    parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def _summing_hook(group: dist.ProcessGroup) -> Any:
@@ -124,7 +130,7 @@ def _share_head_gradients(head: nn.Module, group: dist.ProcessGroup) -> None:
     head.register_forward_pre_hook(enter)
     for name, parameter in head.named_parameters():
         if parameter.requires_grad and not name.startswith("lm_head."):
-            parameter.register_hook(_summing_hook(group))
+            _hook_gradient(parameter, _summing_hook(group))
 
 
 def _collect_columns(group: dist.ProcessGroup, part: Tensor, mesh: Mesh) -> Tensor:

@@ -1,6 +1,7 @@
 """Owns the collectives a model's forward and backward need; knows no module and no rule.
 
-Each pair is its own transpose: what sums on the way forward passes gradients through, and the reverse.
+Each pair is its own transpose: what sums on the way forward passes gradients through, and the
+reverse.
 """
 
 from typing import Any
@@ -20,7 +21,9 @@ def sum_over(group: dist.ProcessGroup, partial: Tensor) -> Tensor:
 
 
 def enter_region(group: dist.ProcessGroup, x: Tensor) -> Tensor:
-    """Returns x unchanged; its gradient is summed over the ranks, because each saw only its part."""
+    """Returns x unchanged; its gradient is summed over the ranks, because each saw only its
+    part.
+    """
     if torch.is_grad_enabled() and x.requires_grad:
         return _SumBackward.apply(x, group)  # type: ignore[no-any-return,no-untyped-call]
     return x

@@ -12,7 +12,8 @@ from firstlight.schedule.step import StepPlan
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The inputs of one step. `sample_rows[i]` wants the token after packed token `sample_index[i]`.
+    """The inputs of one step. `sample_rows[i]` wants the token after packed token
+    `sample_index[i]`.
 
     `score_spans` are (row, first packed token, its position, count) of rows that want the
     log-probabilities of their prompt.

@@ -1,4 +1,6 @@
-"""Owns the tensors behind the cache groups of a rank; which page holds what is the manager's matter."""
+"""Owns the tensors behind the cache groups of a rank; which page holds what is the manager's
+matter.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +15,9 @@ from firstlight.sharding.state_spec import GroupedQueryState, StateSpec
 
 @dataclass(frozen=True)
 class CacheShape:
-    """How caches are cut: pages per group, tokens per page, tensor parallel degree, element type."""
+    """How caches are cut: pages per group, tokens per page, tensor parallel degree, element
+    type.
+    """
 
     num_blocks: int
     block_size: int
@@ -29,8 +33,8 @@ def planned_cache_bytes(states: Sequence[StateSpec], shape: CacheShape) -> int:
 
 
 def allocate_states(states: Sequence[StateSpec], shape: CacheShape) -> tuple[LayerState, ...]:
-    """Returns the state of every layer, values undefined: no kernel reads a slot that was not written,
-    and memory that is never used is never touched (zeroing 4 GiB takes seconds).
+    """Returns the state of every layer, values undefined: no kernel reads a slot that was not
+    written, and memory that is never used is never touched (zeroing 4 GiB takes seconds).
 
     Raises ConfigError for a kind of state this version cannot hold.
     """

@@ -1,4 +1,6 @@
-"""Owns what can be known of a model from its path without torch: its spec, from whatever holds it."""
+"""Owns what can be known of a model from its path without torch: its spec, from whatever holds
+it.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""Owns one step on one rank: rows, batch, forward, finiteness, sampling; decides nothing about what runs."""
+"""Owns one step on one rank: rows, batch, forward, finiteness, sampling; decides nothing about what
+runs.
+"""
 
 import time
 from collections.abc import Sequence
@@ -124,7 +126,9 @@ class ModelRunner:
         ]
 
     def _score(self, index: int, carry: Any, span: tuple[int, int, int]) -> PromptLogprobs | None:
-        """The hidden state at position p scores token p + 1; the last known token scores nothing."""
+        """The hidden state at position p scores token p + 1; the last known token scores
+        nothing.
+        """
         first, position, count = span
         row = self._table[index]
         count = min(count, row.num_prompt - 1 - position)

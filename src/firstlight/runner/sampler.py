@@ -1,8 +1,9 @@
 """Owns the choice of the next token from logits; knows neither model nor cache.
 
-The choice depends on (seed, position) and the row's own logits alone, so batch composition, chunking and
-preemption cannot change it. Order of operations: bias, penalties, temperature, top-k, top-p, min-p, as
-transformers' logits processors have it. Shape letters: S rows that sample, V vocabulary.
+The choice depends on (seed, position) and the row's own logits alone, so batch composition,
+chunking and preemption cannot change it. Order of operations: bias, penalties, temperature, top-k,
+top-p, min-p, as transformers' logits processors have it. Shape letters: S rows that sample, V
+vocabulary.
 """
 
 from collections.abc import Sequence
@@ -63,7 +64,9 @@ def token_logprobs(
 
 
 def uniform(seed: int, position: int) -> float:
-    """Returns a number in [0, 1) that depends on (seed, position) only (SplitMix64, Steele 2014)."""
+    """Returns a number in [0, 1) that depends on (seed, position) only (SplitMix64, Steele
+    2014).
+    """
     mask = (1 << 64) - 1
     state = ((seed & mask) * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03) & mask
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -91,7 +94,7 @@ def _adjust(logits_V: Tensor, row: SampleRow) -> Tensor:
         out_V[seen] = torch.where(values > 0, values / factor, values * factor)
     if params.presence_penalty or params.frequency_penalty:
         output = torch.tensor(row.token_ids[row.num_prompt :], dtype=torch.int64)
-        ids, counts = output.unique(return_counts=True)
+        ids, counts = torch.unique(output, return_counts=True)
         ids, counts = ids.to(out_V.device), counts.to(out_V.device)
         out_V[ids] -= params.presence_penalty + params.frequency_penalty * counts
     if len(row.token_ids) - row.num_prompt < params.min_tokens and params.end_token_ids:

@@ -1,4 +1,6 @@
-"""Owns the process of one rank: joins its group, loads, allocates, then runs plans until told to stop."""
+"""Owns the process of one rank: joins its group, loads, allocates, then runs plans until told to
+stop.
+"""
 
 import os
 import sys

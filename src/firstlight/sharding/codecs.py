@@ -1,7 +1,8 @@
-"""Owns the names and sizes of element types and codecs; knows neither torch nor how values are converted.
+"""Owns the names and sizes of element types and codecs; knows neither torch nor how values are
+converted.
 
-Type names are those of safetensors headers (F32, BF16, U8 ...). A codec says how many values share a
-scale, because a layout may never cut inside such a group.
+Type names are those of safetensors headers (F32, BF16, U8 ...). A codec says how many values share
+a scale, because a layout may never cut inside such a group.
 """
 
 import math
@@ -23,7 +24,9 @@ DTYPE_BITS: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Codec:
-    """How the values of a tensor are held: `group` consecutive values along a dim share one scale."""
+    """How the values of a tensor are held: `group` consecutive values along a dim share one
+    scale.
+    """
 
     name: str
     dtype: str

@@ -1,4 +1,5 @@
-"""Owns the arithmetic of a layout: which degrees, which rank sits where; knows no tensor and no device.
+"""Owns the arithmetic of a layout: which degrees, which rank sits where; knows no tensor and no
+device.
 
 World = PP x DP x TP. EP adds no ranks: it divides DP x TP; experts are cut EP ways by id and
 DP x TP / EP ways by width.

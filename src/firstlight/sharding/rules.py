@@ -1,8 +1,9 @@
-"""Owns what a rule table can say and how it expands to concrete tensors; knows no model and no file.
+"""Owns what a rule table can say and how it expands to concrete tensors; knows no model and no
+file.
 
 A family's `weights.py` is one RuleTable: for each source tensor our name, its shape in words of the
-config, the axis along which it is cut and the dim that axis lies on. Inspect, plan, converter, loader,
-runtime sums, verification and training read this and nothing else.
+config, the axis along which it is cut and the dim that axis lies on. Inspect, plan, converter,
+loader, runtime sums, verification and training read this and nothing else.
 
 Axis kinds. `replicated`: every rank holds all. `once`: rank 0 of a sum holds the values, the others
 zeros (a bias added after a partial sum). Any other name is an Axis of the model's Facts.
@@ -22,7 +23,8 @@ VOCABULARY_GRANULE = 64
 
 @dataclass(frozen=True)
 class Axis:
-    """A direction a model may be cut along, as `pieces` indivisible pieces (heads, columns of width).
+    """A direction a model may be cut along, as `pieces` indivisible pieces (heads, columns of
+    width).
 
     `replicable`: more ranks than pieces may share one (few KV heads). `ragged`: pieces are dealt in
     equal runs and the last ranks may hold fewer or none (vocabulary; a piece is 64 rows).
@@ -38,9 +40,9 @@ class Axis:
 class Rule:
     """One line of a table. `source` and `name` may hold {layer} and {expert}.
 
-    `when` names a flag or a layer set of Facts (empty: always). `fused` names the dims stacked along
-    dim 0 of one source tensor, of which this rule takes number `piece`. `optional` tensors may be
-    missing from a checkpoint.
+    `when` names a flag or a layer set of Facts (empty: always). `fused` names the dims stacked
+    along dim 0 of one source tensor, of which this rule takes number `piece`. `optional` tensors
+    may be missing from a checkpoint.
     """
 
     source: str
@@ -56,7 +58,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class Ignored:
-    """Source names a checkpoint may carry and the model does not use; `reason` is shown to people."""
+    """Source names a checkpoint may carry and the model does not use; `reason` is shown to
+    people.
+    """
 
     pattern: str
     reason: str
@@ -108,7 +112,9 @@ class TensorRule:
 
 
 def width_axis(name: str, width: int, largest_piece: int = 32) -> Axis:
-    """Returns the axis of a feed-forward width, in pieces of the largest divisor up to 32 columns."""
+    """Returns the axis of a feed-forward width, in pieces of the largest divisor up to 32
+    columns.
+    """
     piece = max(d for d in range(1, largest_piece + 1) if width % d == 0)
     return Axis(name, width // piece)
 
@@ -138,7 +144,9 @@ def expand(table: RuleTable, facts: Facts) -> Iterator[TensorRule]:
 def unit_of(name: str) -> str:
     """Returns the store unit a parameter belongs to: its first path component, or its layer."""
     first, _, rest = name.partition(".")
-    return f"layer-{int(rest.split('.', 1)[0]):03d}" if first == "layers" and rest[0] != "{" else first
+    if first != "layers" or rest.startswith("{"):
+        return first
+    return f"layer-{int(rest.split('.', 1)[0]):03d}"
 
 
 def applies(when: str, facts: Facts, layer: int | None) -> bool:

@@ -1,7 +1,7 @@
 """Owns how a layer declares the state it keeps and what that costs in bytes; knows no tensor.
 
-Each layer of a model declares one StateSpec (or none). The cache manager holds one group per distinct
-spec, the planner prices it, the runner allocates it.
+Each layer of a model declares one StateSpec (or none). The cache manager holds one group per
+distinct spec, the planner prices it, the runner allocates it.
 """
 
 from dataclasses import dataclass

@@ -17,7 +17,9 @@ from firstlight.sharding.state_spec import GroupedQueryState
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """A dense decoder with grouped-query attention. `uses_rope` and `windows` have one entry a layer."""
+    """A dense decoder with grouped-query attention. `uses_rope` and `windows` have one entry a
+    layer.
+    """
 
     vocab_size: int
     hidden_size: int

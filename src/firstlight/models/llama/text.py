@@ -1,4 +1,6 @@
-"""The Llama-like dense decoder as plain modules: architecture only, no rank, cache, device or file."""
+"""The Llama-like dense decoder as plain modules: architecture only, no rank, cache, device or
+file.
+"""
 
 from collections.abc import Sequence
 
@@ -66,7 +68,9 @@ class LlamaHead(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    """Embedding, layers and head; each is called on its own by pipelines and by layer-wise tools."""
+    """Embedding, layers and head; each is called on its own by pipelines and by layer-wise
+    tools.
+    """
 
     def __init__(self, config: LlamaConfig, kernels: KernelSet, num_positions: int) -> None:
         super().__init__()
