@@ -16,10 +16,11 @@
 namespace firstlight {
 namespace {
 
-constexpr int kMostTiles = 8;                      // of weight in a strip; 4 for one tile of rows
+constexpr int kMostTiles = 8;                      // of weight in a strip
+constexpr int kFewRowsTiles = 4;                   // the same, when it is used once or twice
 constexpr int kRowsOfTiles = 4;                    // a column of tiles handled at once
 constexpr std::int64_t kBlockSteps = 24;           // 768 channels are summed in the tiles
-constexpr std::int64_t kPackedBytes = 4 << 20;     // of x at a time
+constexpr std::int64_t kPackedBytes = 6 << 20;     // of x at a time
 constexpr std::int64_t kMostRows = 512;
 constexpr std::int64_t kAheadBytes = 4096;         // of weight fetched before its split
 
@@ -43,7 +44,7 @@ struct Plan {
     const std::int64_t blocks = (steps + kBlockSteps - 1) / kBlockSteps;
     return (steps + blocks - 1) / blocks;
   }
-  int strip_tiles() const { return square() ? kMostTiles : kRowsOfTiles; }
+  int strip_tiles() const { return row_tiles > 2 ? kMostTiles : kFewRowsTiles; }
 };
 
 std::int64_t tiles_of(std::int64_t outputs) { return (outputs + kTileRows - 1) / kTileRows; }
@@ -202,7 +203,7 @@ void run_columns(const Strip& strip, std::int64_t row_tile, float* sums) {
 // Two weight tiles from `first` with two tiles of rows.
 void run_square(const Strip& strip, std::int64_t row_tile, int first, float* sums) {
   // Sums 0..3 of step_square are (left, right) = (0, 0) (1, 0) (0, 1) (1, 1).
-  const auto at = [&](int i) { return sums + ((i >> 1) * kMostTiles + (i & 1) + first) * 256; };
+  const auto at = [&](int i) { return sums + ((i >> 1) * strip.plan.strip_tiles() + (i & 1) + first) * 256; };
   each_tile<4>([&](auto i) { tile_zero<i>(); });
   const std::uint8_t* left = strip.left + first * kStepBytes;
   const std::uint8_t* right = strip.right_at(row_tile);
@@ -314,8 +315,10 @@ void linear_amx(const LinearCall& call) {
   if (plan.total_tiles == 0) return;
   const std::int64_t most = std::clamp<std::int64_t>(
       kPackedBytes / (plan.steps * kStepBytes) * 16 / 32 * 32, 64, kMostRows);
+  const std::int64_t parts = (call.rows + most - 1) / most;
+  const std::int64_t rows = ((call.rows + parts - 1) / parts + 31) / 32 * 32;
   for (; plan.first_row < call.rows; plan.first_row += plan.rows) {
-    plan.rows = std::min(most, call.rows - plan.first_row);
+    plan.rows = std::min(rows, call.rows - plan.first_row);
     plan.row_tiles = (plan.rows + 15) / 16;
     plan.packed = static_cast<std::uint8_t*>(
         thread_scratch(2, plan.row_tiles * plan.steps * kStepBytes));
