@@ -1,9 +1,9 @@
 """How fast are weights loaded, as a share of what the machine can read?
 
-Loads one real model whole onto the CPU, in turns: straight from its safetensors, from its store, each
-with and without digests, and with safetensors' own load_file (followed by a copy, since that maps the
-file and reads nothing by itself). The limit is what bare preadv reaches on the same bytes with the same
-threads. Files are in the page cache unless --cold is given (needs root).
+Loads one real model whole onto the CPU, in turns: straight from its safetensors, from its store,
+each with and without digests, and with safetensors' own load_file (followed by a copy, since that
+maps the file and reads nothing by itself). The limit is what bare preadv reaches on the same bytes
+with the same threads. Files are in the page cache unless --cold is given (needs root).
 
     python benchmarks/loading.py MODEL_FOLDER [--threads 2] [--rounds 5] [--cold]
 """

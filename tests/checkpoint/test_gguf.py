@@ -49,7 +49,7 @@ def write_gguf(path, config, tensors, *, kind=Type.F32, architecture=None, **ext
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_block_count(extra.pop("block_count", config["num_hidden_layers"]))
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
@@ -180,6 +180,7 @@ def test_a_damaged_header_never_escapes_as_another_error(tmp_path_factory, at, v
     [
         ({"architecture": "mamba"}, "architecture 'mamba' is not known"),
         ({"expert_count": 8}, "mixtures of experts"),
+        ({"block_count": 3_000_000_000}, "block_count is 3000000000, the tensors are of 2 layers"),
         ({"rope__scaling__type": "longrope"}, "rope scaling 'longrope'"),
         ({"attention__value_length": 3}, "different length"),
     ],
@@ -213,7 +214,7 @@ def with_factors(tmp_path, factors):
     tensors = random_tensors(read_model_spec(config))
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    for key, value in (("context_length", 64), ("embedding_length", 128), ("block_count", 2)):
+    for key, value in (("context_length", 64), ("embedding_length", 128), ("block_count", 0)):
         writer.add_uint32(f"llama.{key}", value)
     writer.add_uint32("llama.feed_forward_length", 48)
     writer.add_uint32("llama.attention.head_count", 4)

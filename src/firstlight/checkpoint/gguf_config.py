@@ -43,6 +43,11 @@ def config_from_metadata(
     head_dim = field("attention.key_length", hidden // heads)
     if field("attention.value_length", head_dim) != head_dim:
         raise ConfigError("GGUF: keys and values of different length are not supported")
+    layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
+    if field("block_count") != len(layers):  # a damaged count would expand to billions of names
+        raise ConfigError(
+            f"GGUF: block_count is {field('block_count')}, the tensors are of {len(layers)} layers"
+        )
     if "model.embed_tokens.weight" not in tensors:
         raise ConfigError("GGUF: the file has no token_embd.weight")
     fields: dict[str, Any] = {
