@@ -44,6 +44,8 @@ struct Plan {
     const std::int64_t blocks = (steps + kBlockSteps - 1) / kBlockSteps;
     return (steps + blocks - 1) / blocks;
   }
+  // The 64 bytes put the steps of a weight row into different sets of the first-level cache.
+  std::int64_t left_step_bytes() const { return strip_tiles() * kStepBytes + 64; }
   int strip_tiles() const { return row_tiles > 2 ? kMostTiles : kFewRowsTiles; }
 };
 
@@ -105,7 +107,6 @@ struct Strip {
   std::int64_t first_step, steps;
   std::uint8_t* left;
 
-  std::int64_t left_step_bytes() const { return plan.strip_tiles() * kStepBytes; }
   const std::uint8_t* right_at(std::int64_t row_tile) const {
     return plan.packed + (row_tile * plan.steps + first_step) * kStepBytes;
   }
@@ -121,11 +122,11 @@ void split_strip(const Strip& strip) {
     const int inner = row % kTileRows;
     std::uint8_t* out = strip.left + row / kTileRows * kStepBytes + inner * 64;
     if (inner < tile.rows) {
-      split_channels(tile.weight + inner * inputs + first, channels, out, strip.left_step_bytes());
+      split_channels(tile.weight + inner * inputs + first, channels, out, strip.plan.left_step_bytes());
       continue;
     }
     for (std::int64_t step = 0; step < strip.steps; ++step) {
-      split_row(_mm512_setzero_ps(), _mm512_setzero_ps(), out + step * strip.left_step_bytes());
+      split_row(_mm512_setzero_ps(), _mm512_setzero_ps(), out + step * strip.plan.left_step_bytes());
     }
   }
 }
@@ -184,7 +185,7 @@ void run_column(const Strip& strip, std::int64_t row_tile, int first, float* sum
   const std::uint8_t* left = strip.left + first * kStepBytes;
   const std::uint8_t* right = strip.right_at(row_tile);
   for (std::int64_t step = 0; step < strip.steps; ++step) {
-    step_column<kTiles>(left + step * strip.left_step_bytes(), right + step * kStepBytes);
+    step_column<kTiles>(left + step * strip.plan.left_step_bytes(), right + step * kStepBytes);
   }
   each_tile<kTiles>([&](auto i) { take_sums<i>(strip, sums + (first + i) * 256); });
 }
@@ -209,7 +210,7 @@ void run_square(const Strip& strip, std::int64_t row_tile, int first, float* sum
   const std::uint8_t* right = strip.right_at(row_tile);
   const std::int64_t apart = strip.plan.steps * kStepBytes;
   for (std::int64_t step = 0; step < strip.steps; ++step) {
-    step_square(left + step * strip.left_step_bytes(), right + step * kStepBytes, apart);
+    step_square(left + step * strip.plan.left_step_bytes(), right + step * kStepBytes, apart);
   }
   each_tile<4>([&](auto i) { take_sums<i>(strip, at(i)); });
 }
@@ -293,7 +294,7 @@ void run_block(const Strip& strip, float* sums) {
 void run_strips(const Plan& plan, const Strips& strips, std::atomic<std::int64_t>& claimed) {
   const std::int64_t steps = plan.block_steps();
   const std::int64_t kept = plan.steps <= kBlockSteps ? 2 : plan.row_tiles;
-  void* left = thread_scratch(0, steps * plan.strip_tiles() * kStepBytes);
+  void* left = thread_scratch(0, steps * plan.left_step_bytes());
   void* sums = thread_scratch(1, kept * plan.strip_tiles() * kTileBytes);
   Tile tiles[kMostTiles];
   while (const int count = strips.fill(plan, claimed.fetch_add(1), tiles)) {
