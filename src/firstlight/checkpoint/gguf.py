@@ -118,11 +118,7 @@ class GgufCheckpoint:
         self.files = (path,)
         table = _read_table(path)
         self._fields = table.fields
-        self._metadata = {
-            key: field.contents()
-            for key, field in table.fields.items()
-            if field.types[0] != GGUFValueType.ARRAY or len(field.data) <= _SHORT
-        }
+        self._metadata = _short_fields(path, table)
         self._size = path.stat().st_size
         stored = [_with_heads(entry, self._metadata) for entry in table.stored]
         self._stored = {source_name(entry.name): entry for entry in stored}
@@ -216,6 +212,18 @@ def _read_table(path: Path) -> _Table:
         raise TensorError(
             f"{path}: not a readable GGUF file, or cut short in its metadata: {error}"
         ) from error
+
+
+def _short_fields(path: Path, table: _Table) -> dict[str, Any]:
+    """Returns the metadata but for the tokenizer's long lists."""
+    try:
+        return {
+            key: field.contents()
+            for key, field in table.fields.items()
+            if field.types[0] != GGUFValueType.ARRAY or len(field.data) <= _SHORT
+        }
+    except (ValueError, IndexError) as error:
+        raise TensorError(f"{path}: damaged metadata: {error}") from error
 
 
 def _with_heads(entry: StoredTensor, metadata: Mapping[str, Any]) -> StoredTensor:
