@@ -12,15 +12,23 @@ many calls counts.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+# Threads of torch that spin after its turn would take the cores of the other side.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from firstlight.kernels.builtin import builtin_kernels, machine_query, reference_kernels
-from firstlight.kernels.registry import KernelSet
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from firstlight.kernels.builtin import (  # noqa: E402
+    builtin_kernels,
+    machine_query,
+    reference_kernels,
+)
+from firstlight.kernels.registry import KernelSet  # noqa: E402
 
 HIDDEN, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY = 576, 9, 3, 64, 1536, 49152
 COLD_BYTES = 600 << 20

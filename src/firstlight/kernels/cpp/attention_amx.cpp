@@ -21,6 +21,7 @@ namespace {
 
 constexpr int kBlockKeys = 64;
 constexpr int kKeyTiles = kBlockKeys / kTileRows;
+constexpr std::int64_t kTokensAtOnce = 32;  // written to the pages by one thread
 constexpr int kValueSteps = kBlockKeys / kStep;
 // One thread's scratch and the steps of one task.
 class Worker {
@@ -318,24 +319,29 @@ class Worker {
   std::int64_t least_position_ = 0, greatest_position_ = 0;
 };
 
-// Writes the step's keys (rotated) and values into their pages.
-void store_tokens(const AttentionCall& call, int thread, int threads) {
-  for (std::int64_t b = 0; b < call.sequences; ++b) {
-    const std::int64_t begin = call.starts[b], end = call.starts[b + 1];
-    for (std::int64_t token = begin; token < end; ++token) {
-      if (token % threads != thread) continue;
-      const std::int64_t position = call.contexts[b] - end + token;
-      const std::int64_t page = call.table[b * call.table_width + position / call.slots];
-      for (std::int64_t head = 0; head < call.kv_heads; ++head) {
-        const std::int64_t row =
-            ((page * call.kv_heads + head) * call.slots + position % call.slots) * call.channels;
-        rotate_row(call.k + token * call.k_stride + head * call.channels, call.keys + row,
-                   call.channels, call.rotation, token, 1.0f);
-        const float* value = call.v + token * call.v_stride + head * call.channels;
-        std::copy(value, value + call.channels, call.values + row);
-      }
-    }
+// Writes one token's keys (rotated) and values into its page.
+void store_token(const AttentionCall& call, std::int64_t sequence, std::int64_t token) {
+  const std::int64_t position = call.contexts[sequence] - call.starts[sequence + 1] + token;
+  const std::int64_t page = call.table[sequence * call.table_width + position / call.slots];
+  for (std::int64_t head = 0; head < call.kv_heads; ++head) {
+    const std::int64_t row =
+        ((page * call.kv_heads + head) * call.slots + position % call.slots) * call.channels;
+    rotate_row(call.k + token * call.k_stride + head * call.channels, call.keys + row,
+               call.channels, call.rotation, token, 1.0f);
+    const float* value = call.v + token * call.v_stride + head * call.channels;
+    std::copy(value, value + call.channels, call.values + row);
   }
+}
+
+void store_tokens(const AttentionCall& call) {
+  each_piece(call.threads, call.tokens, kTokensAtOnce, [&](std::int64_t begin, std::int64_t end) {
+    const std::int32_t* last = call.starts + call.sequences + 1;
+    std::int64_t sequence = std::upper_bound(call.starts, last, begin) - call.starts - 1;
+    for (std::int64_t token = begin; token < end; ++token) {
+      while (token >= call.starts[sequence + 1]) ++sequence;
+      store_token(call, sequence, token);
+    }
+  });
 }
 
 }  // namespace
@@ -344,22 +350,19 @@ void attention_amx(const AttentionCall& call) {
   if (call.tokens == 0) return;
   const Schedule schedule(call);
   auto* partials = static_cast<float*>(thread_scratch(3, schedule.partial_floats * 4));
+  store_tokens(call);
   std::atomic<std::size_t> claimed{0}, merged{0};
-  on_threads(call.threads, [&](int thread, int threads) {
-    store_tokens(call, thread, threads);
-    thread_barrier(threads);
+  on_threads(schedule.tasks.size() > 1 ? call.threads : 1, [&](int, int) {
     Worker worker(call);
-    {
-      const TileSession session;
-      for (std::size_t i; (i = claimed.fetch_add(1)) < schedule.tasks.size();) {
-        worker.run(schedule.tasks[i], partials + schedule.tasks[i].partial);
-      }
+    const TileSession session;
+    for (std::size_t i; (i = claimed.fetch_add(1)) < schedule.tasks.size();) {
+      worker.run(schedule.tasks[i], partials + schedule.tasks[i].partial);
     }
-    if (schedule.merges.empty()) return;
-    thread_barrier(threads);
+  });
+  on_threads(schedule.merges.size() > 8 ? call.threads : 1, [&](int, int) {
     for (std::size_t i; (i = merged.fetch_add(1)) < schedule.merges.size();) {
       const Schedule::Merge& merge = schedule.merges[i];
-      worker.finish(merge.task, partials + merge.task.partial, merge.chunks);
+      Worker(call).finish(merge.task, partials + merge.task.partial, merge.chunks);
     }
   });
 }

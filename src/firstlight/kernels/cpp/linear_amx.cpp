@@ -21,6 +21,7 @@ constexpr int kFewRowsTiles = 4;                   // the same, when it is used 
 constexpr int kRowsOfTiles = 4;                    // a column of tiles handled at once
 constexpr std::int64_t kBlockSteps = 24;           // 768 channels are summed in the tiles
 constexpr std::int64_t kPackedBytes = 6 << 20;     // of x at a time
+constexpr std::int64_t kPackedAtOnce = 64;         // steps of a tile of x
 constexpr std::int64_t kMostRows = 512;
 constexpr std::int64_t kAheadBytes = 4096;         // of weight fetched before its split
 
@@ -72,10 +73,9 @@ Tile tile_at(const LinearCall& call, std::int64_t index) {
   return tile;
 }
 
-void pack_rows(const Plan& plan, int thread, int threads) {
-  const std::int64_t jobs = plan.row_tiles * plan.steps;
+void pack_rows(const Plan& plan, std::int64_t begin, std::int64_t end) {
   const LinearCall& call = plan.call;
-  for (std::int64_t job = jobs * thread / threads; job < jobs * (thread + 1) / threads; ++job) {
+  for (std::int64_t job = begin; job < end; ++job) {
     const std::int64_t tile = job / plan.steps, channel = job % plan.steps * kStep;
     const std::int64_t row = plan.first_row + tile * 16;
     pack_step(call.x + row * call.x_stride + channel, call.x_stride,
@@ -324,13 +324,9 @@ void linear_amx(const LinearCall& call) {
     plan.packed = static_cast<std::uint8_t*>(
         thread_scratch(2, plan.row_tiles * plan.steps * kStepBytes));
     std::atomic<std::int64_t> claimed{0};
-    const bool shared_packing = plan.row_tiles * plan.steps >= 64 && call.threads > 1;
-    if (!shared_packing) pack_rows(plan, 0, 1);
-    on_threads(call.threads, [&](int thread, int threads) {
-      if (shared_packing) {
-        pack_rows(plan, thread, threads);
-        thread_barrier(threads);
-      }
+    each_piece(call.threads, plan.row_tiles * plan.steps, kPackedAtOnce,
+               [&](std::int64_t begin, std::int64_t end) { pack_rows(plan, begin, end); });
+    on_threads(call.threads, [&](int, int threads) {
       const TileSession session;
       run_strips(plan, Strips(plan, threads), claimed);
     });

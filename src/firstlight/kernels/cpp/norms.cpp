@@ -12,7 +12,7 @@
 namespace firstlight {
 namespace {
 
-constexpr std::int64_t kNumbersForThreads = 64 << 10;
+constexpr std::int64_t kNumbersAtOnce = 32 << 10;
 
 __mmask16 lanes_left(std::int64_t left) {
   return left >= 16 ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
@@ -20,9 +20,9 @@ __mmask16 lanes_left(std::int64_t left) {
 
 template <class Function>
 void each_row(std::int64_t rows, std::int64_t width, int threads, Function&& function) {
-  on_threads(rows * width < kNumbersForThreads ? 1 : threads, [&](int thread, int count) {
-    const std::int64_t end = rows * (thread + 1) / count;
-    for (std::int64_t row = rows * thread / count; row < end; ++row) function(row);
+  const std::int64_t grain = kNumbersAtOnce / width + 1;
+  each_piece(threads, rows, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) function(row);
   });
 }
 

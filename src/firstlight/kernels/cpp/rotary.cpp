@@ -11,7 +11,7 @@
 namespace firstlight {
 namespace {
 
-constexpr std::int64_t kTokensForThreads = 64;
+constexpr std::int64_t kTokensAtOnce = 32;
 
 __mmask16 lanes_left(std::int64_t left) {
   return left >= 16 ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
@@ -91,10 +91,8 @@ void check_attention(const AttentionCall& call) {
 }
 
 void rotary(const RotaryCall& call) {
-  const int wanted = call.tokens < kTokensForThreads ? 1 : call.threads;
-  on_threads(wanted, [&](int thread, int threads) {
-    const std::int64_t end = call.tokens * (thread + 1) / threads;
-    for (std::int64_t token = call.tokens * thread / threads; token < end; ++token) {
+  each_piece(call.threads, call.tokens, kTokensAtOnce, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t token = begin; token < end; ++token) {
       const auto heads = [&](const float* source, float* target, std::int64_t count) {
         for (std::int64_t i = 0; i < count * call.channels; i += call.channels) {
           rotate_row(source + i, target + i, call.channels, call.rotation, token, 1.0f);

@@ -3,7 +3,6 @@
 #include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -46,33 +45,37 @@ std::uint32_t wait_for_change(std::atomic<std::uint32_t>* word, std::atomic<std:
 }
 
 struct Pool {
-  // Number of the run in the upper 24 bits, threads of that run in the lower 8: one word, so that
-  // a late worker can't pair one run's number with another's size.
   alignas(64) std::atomic<std::uint32_t> generation{0};
   alignas(64) std::atomic<std::uint32_t> sleepers{0};
-  alignas(64) std::atomic<std::uint32_t> finished{0};  // counts runs ended by their last worker
-  alignas(64) std::atomic<std::uint32_t> finish_sleepers{0};
-  alignas(64) std::atomic<int> remaining{0};
-  alignas(64) std::atomic<std::uint32_t> barrier_arrived{0};
-  std::atomic<std::uint32_t> barrier_passed{0};
+  alignas(64) std::atomic<int> places{0};  // of the run that workers may still take
+  alignas(64) std::atomic<std::uint32_t> done{0};  // workers that ended in this run
+  alignas(64) std::atomic<std::uint32_t> done_sleepers{0};
   alignas(64) std::atomic<bool> busy{false};
   int workers = 0;
+  // Written before `places` opens, and not again before every worker that took one has ended.
+  int threads = 0;
   ThreadBody body = nullptr;
   void* context = nullptr;
 };
 
 std::atomic<Pool*> current_pool{nullptr};
 
-void work(Pool* pool, int thread, std::uint32_t seen) {
+// Returns the number of the place taken, from 1; 0 when there is none.
+int take_place(Pool* pool) {
+  int places = pool->places.load(std::memory_order_acquire);
+  while (places > 0 && !pool->places.compare_exchange_weak(places, places - 1)) {
+  }
+  return places > 0 ? places : 0;
+}
+
+void work(Pool* pool, std::uint32_t seen) {
   while (true) {
     seen = wait_for_change(&pool->generation, &pool->sleepers, seen);
-    const int active = static_cast<int>(seen & 255);
-    if (thread >= active) continue;
-    pool->body(pool->context, thread, active);
-    if (pool->remaining.fetch_sub(1) == 1) {
-      pool->finished.fetch_add(1);
-      if (pool->finish_sleepers.load()) futex_wake_all(&pool->finished);
-    }
+    const int place = take_place(pool);
+    if (place == 0) continue;
+    pool->body(pool->context, place, pool->threads);
+    pool->done.fetch_add(1);
+    if (pool->done_sleepers.load()) futex_wake_all(&pool->done);
   }
 }
 
@@ -99,7 +102,7 @@ Pool* acquire_pool() {
 void start_workers(Pool* pool, int wanted) {
   while (pool->workers < wanted) {
     const std::uint32_t seen = pool->generation.load();
-    std::thread(work, pool, pool->workers + 1, seen).detach();
+    std::thread(work, pool, seen).detach();
     ++pool->workers;
   }
 }
@@ -116,33 +119,19 @@ void run_threads(int threads, ThreadBody body, void* context) {
   start_workers(pool, threads - 1);
   pool->body = body;
   pool->context = context;
-  pool->remaining.store(threads - 1);
-  const std::uint32_t finished = pool->finished.load();
-  const std::uint32_t run = (pool->generation.load() >> 8) + 1;
-  pool->generation.store(run << 8 | static_cast<std::uint32_t>(threads));
+  pool->threads = threads;
+  pool->done.store(0);
+  pool->places.store(threads - 1);
+  pool->generation.fetch_add(1);
   if (pool->sleepers.load()) futex_wake_all(&pool->generation);
   body(context, 0, threads);
-  wait_for_change(&pool->finished, &pool->finish_sleepers, finished);
+  // Workers that didn't get a core in time are not waited for: the work is done.
+  const auto joined = static_cast<std::uint32_t>(threads - 1 - pool->places.exchange(0));
+  std::uint32_t done;
+  while ((done = pool->done.load(std::memory_order_acquire)) != joined) {
+    wait_for_change(&pool->done, &pool->done_sleepers, done);
+  }
   pool->busy.store(false, std::memory_order_release);
-}
-
-void thread_barrier(int threads) {
-  if (threads == 1) return;
-  Pool* pool = current_pool.load(std::memory_order_acquire);
-  const std::uint32_t passed = pool->barrier_passed.load(std::memory_order_acquire);
-  if (pool->barrier_arrived.fetch_add(1) + 1 == static_cast<std::uint32_t>(threads)) {
-    pool->barrier_arrived.store(0);
-    pool->barrier_passed.fetch_add(1);
-    return;
-  }
-  std::uint64_t start = __rdtsc();
-  while (pool->barrier_passed.load(std::memory_order_acquire) == passed) {
-    _mm_pause();
-    if (__rdtsc() - start > kSpinTicks) {
-      sched_yield();
-      start = __rdtsc() - kSpinTicks / 2;
-    }
-  }
 }
 
 void* thread_scratch(int slot, std::int64_t bytes) {

@@ -1,18 +1,19 @@
 // Owns a small pool of worker threads: a bounded spin, then sleep, so that ranks can share cores.
 // It refuses to know what the work is.
 #pragma once
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 namespace firstlight {
 
-// Calls body(context, thread, threads) once on each of `threads` threads, the caller being thread
-// 0, and returns when all are done. When another caller holds the pool, or threads is 1, the body
-// runs alone as thread 0 of 1. Bodies must not call run_threads. A forked child starts new workers.
+// Calls body(context, thread, threads) on up to `threads` threads, the caller being thread 0, and
+// returns when all calls ended. Bodies claim their work from a shared counter, because a worker that
+// gets no core before the caller is through isn't waited for and takes no part. When another caller
+// holds the pool, or threads is 1, the body runs alone. Bodies must not call run_threads. A forked
+// child starts new workers.
 using ThreadBody = void (*)(void* context, int thread, int threads);
 void run_threads(int threads, ThreadBody body, void* context);
-
-// Meets all threads of the running body; spins a little, then yields the core.
-void thread_barrier(int threads);
 
 // Scratch memory of the calling thread, 64-byte aligned, kept until the thread ends and never
 // shrunk; each slot (0..3) is a separate block. Throws std::bad_alloc.
@@ -26,6 +27,17 @@ void on_threads(int threads, Function&& function) {
         (*static_cast<Function*>(context))(thread, count);
       },
       &function);
+}
+
+// Calls function(begin, end) for pieces of [0, count) of at most `grain`, on up to `threads` threads.
+template <class Function>
+void each_piece(int threads, std::int64_t count, std::int64_t grain, Function&& function) {
+  std::atomic<std::int64_t> claimed{0};
+  on_threads(count <= grain ? 1 : threads, [&](int, int) {
+    for (std::int64_t begin; (begin = claimed.fetch_add(grain)) < count;) {
+      function(begin, std::min(count, begin + grain));
+    }
+  });
 }
 
 }  // namespace firstlight
