@@ -20,15 +20,15 @@ from dataclasses import dataclass
 # Threads of torch that spin after its turn would take the cores of the other side.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
+import torch
+from torch import Tensor
 
-from firstlight.kernels.builtin import (  # noqa: E402
+from firstlight.kernels.builtin import (
     builtin_kernels,
     machine_query,
     reference_kernels,
 )
-from firstlight.kernels.registry import KernelSet  # noqa: E402
+from firstlight.kernels.registry import KernelSet
 
 HIDDEN, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY = 576, 9, 3, 64, 1536, 49152
 COLD_BYTES = 600 << 20
