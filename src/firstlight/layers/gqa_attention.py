@@ -55,39 +55,53 @@ class GroupedQueryAttention(nn.Module):
         self, x_TD: Tensor, batch: PackedBatch, state: PagedKeysValues | None = None
     ) -> Tensor:
         """Returns [T, D]. Without a state tokens attend within the batch: that is training."""
+        if state is None:
+            out_TNH = self._attend_within(x_TD, batch)
+        else:
+            out_TNH = self._attend_paged(x_TD, batch, state)
+        out: Tensor = self.kernels.linear(
+            out_TNH.view(out_TNH.shape[0], -1), self.o_proj.weight, self.o_proj.bias
+        )
+        return out
+
+    def _attend_within(self, x_TD: Tensor, batch: PackedBatch) -> Tensor:
         q_TNH, k_TKH, v_TKH = self._project(x_TD)
-        kernels, rotary = self.kernels, self.__dict__["rotary"]
+        rotary = self.__dict__["rotary"]
         if rotary is not None:
-            q_TNH, k_TKH = kernels.rotary(
+            q_TNH, k_TKH = self.kernels.rotary(
                 q_TNH, k_TKH, batch.positions_T, rotary.cos_PR, rotary.sin_PR
             )
-        if state is None:
-            out_TNH = kernels.attention(
-                q_TNH, k_TKH, v_TKH, batch.starts_B1, self.scale, self.shape.window
-            )
-        else:
-            out_TNH = kernels.paged_attention(
-                q_TNH,
-                k_TKH,
-                v_TKH,
-                state.keys_PKSH,
-                state.values_PKSH,
-                batch.starts_B1,
-                batch.contexts_B,
-                batch.tables[state.group],
-                self.scale,
-                self.shape.window,
-            )
-        out: Tensor = kernels.linear(out_TNH.flatten(1), self.o_proj.weight, self.o_proj.bias)
-        return out
+        out_TNH: Tensor = self.kernels.attention(
+            q_TNH, k_TKH, v_TKH, batch.starts_B1, self.scale, self.shape.window
+        )
+        return out_TNH
+
+    def _attend_paged(self, x_TD: Tensor, batch: PackedBatch, state: PagedKeysValues) -> Tensor:
+        heads = self._project(x_TD)
+        pages = (
+            state.keys_PKSH,
+            state.values_PKSH,
+            batch.starts_B1,
+            batch.contexts_B,
+            batch.tables[state.group],
+            self.scale,
+            self.shape.window,
+        )
+        rotary = self.__dict__["rotary"]
+        if rotary is None:
+            plain_TNH: Tensor = self.kernels.paged_attention(*heads, *pages)
+            return plain_TNH
+        angles = (batch.positions_T, rotary.cos_PR, rotary.sin_PR)
+        out_TNH: Tensor = self.kernels.rotary_paged_attention(*heads, *angles, *pages)
+        return out_TNH
 
     def _project(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q_TD, k_TD, v_TD = self.kernels.linear_group(
             x_TD, tuple(p.weight for p in projections), tuple(p.bias for p in projections)
         )
-        head_dim = self.shape.head_dim
-        q_TNH, k_TKH = q_TD.unflatten(1, (-1, head_dim)), k_TD.unflatten(1, (-1, head_dim))
+        size = (x_TD.shape[0], -1, self.shape.head_dim)
+        q_TNH, k_TKH = q_TD.view(size), k_TD.view(size)
         if self.shape.norm_epsilon is not None:
             q_TNH, k_TKH = self.q_norm(q_TNH), self.k_norm(k_TKH)
-        return q_TNH, k_TKH, v_TD.unflatten(1, (-1, head_dim))
+        return q_TNH, k_TKH, v_TD.view(size)
