@@ -3,7 +3,7 @@
 #   make demo        SmolLM2-135M: fetched, checked, sharded, served, asked, on this machine
 #   make test        the whole suite           make test-fast   without the slow tests
 #   make check       lint, format, types, architecture, and the torch-free part on Python 3.10
-#   make bench       the load generator against a server of its own
+#   make bench       serving figures beside transformers, written into docs/benchmarks
 #   make serve       serve the store that demo made
 #   make clean       remove what was built (not the download cache)
 #
@@ -57,7 +57,10 @@ architecture: $(INSTALLED)
 
 bench: $(KERNELS)
 	@test -f $(DEMO_DIR)/store/COMPLETE || $(MAKE) --no-print-directory demo
-	$(BIN)/python scripts/bench_demo.py $(DEMO_DIR)/store $(BENCH) -- --tp $(TP)
+	@test -f $(DEMO_DIR)/hf/config.json || $(BIN)/firstlight export $(DEMO_DIR)/store $(DEMO_DIR)/hf
+	$(BIN)/python benchmarks/serving.py --model $(DEMO_DIR)/hf --store $(DEMO_DIR)/store --write \
+	  --firstlight-command "$(BIN)/firstlight serve {store} --port {port} --kv-budget-bytes 1GiB" \
+	  --kv-bytes 1073741824 $(BENCH)
 
 serve: $(KERNELS)
 	@test -f $(DEMO_DIR)/store/COMPLETE || $(MAKE) --no-print-directory demo
