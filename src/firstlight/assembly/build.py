@@ -23,6 +23,8 @@ from firstlight.sharding.slices import local_shape, slice_for
 class BuildOptions:
     """How a model is built: compute dtype, device, positions of the rotary tables, reader
     threads.
+
+    A `trainable` model has gradients; it needs kernels that have them.
     """
 
     dtype: torch.dtype
@@ -30,6 +32,7 @@ class BuildOptions:
     num_positions: int
     threads: int = 2
     check_digests: bool = True
+    trainable: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,11 @@ def assemble(
         check=options.check_digests,
     )
     move_buffers(module, options.device)
+    # Before the rules are applied: they put hooks on the gradients there are.
+    module.requires_grad_(options.trainable).train(options.trainable)
     apply_rules(module, spec.family.table, spec.facts, mesh)
     return AssembledModel(
-        module=module.requires_grad_(False).eval(),
+        module=module,
         report=report,
         planned_bytes=planned_bytes(spec, mesh, options.dtype),
         allocated_bytes=sum(t.untyped_storage().nbytes() for t in parameters.values()),

@@ -2,7 +2,7 @@
 
 Knows the rule table, not the model: which modules sum, what is cut along the vocabulary. A parallel
 region is a module whose output the rules sum: going forward its output is summed; going backward
-the gradients of its input and of every replicated parameter inside it are.
+the gradients of its input and of every parameter inside it that several ranks hold are.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from firstlight.parallel.collectives import enter_region, gather_columns, sum_over
 from firstlight.parallel.mesh import Mesh
-from firstlight.sharding.rules import REPLICATED, Facts, RuleTable, TensorRule
+from firstlight.sharding.rules import ONCE, REPLICATED, Facts, RuleTable, TensorRule, expand
 from firstlight.sharding.slices import slice_for
 
 
@@ -47,10 +47,11 @@ def apply_rules(model: nn.Module, table: RuleTable, facts: Facts, mesh: Mesh) ->
     if group is None:
         return
     modules = dict(model.named_modules())
+    rules = {rule.name: rule for rule in expand(table, facts)}
     for name in _matching(modules, table.sums):
         _make_region(modules[name], group)
-        for parameter in _replicated_inside(model, name, table, facts):
-            _hook_gradient(parameter, _summing_hook(group))
+        for inner, parameter in _trained_inside(model, name):
+            _share_gradient(parameter, rules[inner], facts, mesh)
     _cut_vocabulary(model, facts, mesh, group)
 
 
@@ -74,18 +75,29 @@ def _make_region(module: nn.Module, group: dist.ProcessGroup) -> None:
     module.register_forward_hook(leave)
 
 
-def _replicated_inside(
-    model: nn.Module, region: str, table: RuleTable, facts: Facts
-) -> Iterator[nn.Parameter]:
-    cut = {_generic(r.name) for r in table.rules if r.axis != REPLICATED}
+def _trained_inside(model: nn.Module, region: str) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in model.named_parameters():
-        inside = name.startswith(region + ".")
-        if inside and _generic(name) not in cut and parameter.requires_grad:
-            yield parameter
+        if name.startswith(region + ".") and parameter.requires_grad:
+            yield name, parameter
 
 
-def _generic(name: str) -> str:
-    return ".".join("#" if p.isdigit() or p.startswith("{") else p for p in name.split("."))
+def _share_gradient(parameter: nn.Parameter, rule: TensorRule, facts: Facts, mesh: Mesh) -> None:
+    """Makes the gradient of a parameter in a region right on every rank that holds it.
+
+    A rank computes the part of its own heads and columns. Ranks that hold the same values (all of
+    a replicated tensor, runs of them where there are fewer KV heads than ranks) need the sum; a
+    tensor held once gets its gradient once, or its zeros elsewhere would begin to move.
+    """
+    assert mesh.tensor is not None
+    if rule.axis == REPLICATED:
+        _hook_gradient(parameter, _summing_hook(mesh.tensor))
+    elif rule.axis == ONCE:
+        if mesh.place.tp_index != 0:
+            _hook_gradient(parameter, torch.zeros_like)
+    elif facts.axes[rule.axis].pieces < mesh.tp and not facts.axes[rule.axis].ragged:
+        sharing = mesh.tp // facts.axes[rule.axis].pieces
+        first = mesh.place.tp_index // sharing * sharing
+        _hook_gradient(parameter, _run_summing_hook(mesh.tensor, range(first, first + sharing)))
 
 
 def _hook_gradient(parameter: nn.Parameter, hook: Any) -> None:
@@ -97,6 +109,17 @@ def _summing_hook(group: dist.ProcessGroup) -> Any:
         total = grad.clone()
         dist.all_reduce(total, group=group)
         return total
+
+    return hook
+
+
+def _run_summing_hook(group: dist.ProcessGroup, ranks: range) -> Any:
+    """Sums over a run of the group's ranks. All ranks take part: they hold equal shapes."""
+
+    def hook(grad: Tensor) -> Tensor:
+        parts = [torch.empty_like(grad) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, grad.contiguous(), group=group)
+        return torch.stack([parts[rank] for rank in ranks]).sum(0)
 
     return hook
 
