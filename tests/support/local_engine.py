@@ -13,10 +13,9 @@ import torch
 from firstlight.assembly.build import BuildOptions, assemble
 from firstlight.assembly.source import open_source
 from firstlight.cache.manager import CacheManager, distinct_specs
-from firstlight.kernels.builtin import builtin_kernels, reference_kernels
-from firstlight.kernels.registry import KernelQuery, KernelSet
+from firstlight.kernels.builtin import builtin_kernels, machine_query, reference_kernels
+from firstlight.kernels.registry import KernelSet
 from firstlight.parallel.mesh import Mesh
-from firstlight.platforms.cpu import cpu_features
 from firstlight.runner.cache_tensors import CacheShape, allocate_states
 from firstlight.runner.model_runner import ModelRunner, RunnerContext
 from firstlight.runner.rows import RowTable
@@ -31,7 +30,7 @@ CPU = torch.device("cpu")
 
 def fast_kernels() -> KernelSet:
     """Returns the kernels this machine would serve fp32 with."""
-    return builtin_kernels().resolve(KernelQuery(cpu_features=cpu_features()))
+    return builtin_kernels().resolve(machine_query())
 
 
 @dataclass(frozen=True)

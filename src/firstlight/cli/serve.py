@@ -39,9 +39,12 @@ def serve(
     if show_settings:
         print("\n".join(resolved.describe()))
         return 0
-    from firstlight.platforms.torch_check import require_torch
-
-    require_torch()
     from firstlight.cli.launch import launch
+    from firstlight.errors import EnvironmentProblem
+    from firstlight.platforms.torch_check import torch_problem
+
+    # Only the ranks import torch: this process would pay 2 s and 200 MB for nothing.
+    if problem := torch_problem():
+        raise EnvironmentProblem(problem)
 
     return launch(resolved.value)

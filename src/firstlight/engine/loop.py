@@ -4,6 +4,7 @@ decision.
 Liveness does not depend on it: the heartbeat is sent by a thread of its own from shared counters.
 """
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 
@@ -31,7 +32,7 @@ from firstlight.metrics.events import (
 )
 from firstlight.runner import protocol
 from firstlight.schedule.answers import RequestUpdate
-from firstlight.schedule.request import FinishReason, SubmittedRequest
+from firstlight.schedule.request import SubmittedRequest
 from firstlight.schedule.step import StepPlan, StepResult
 
 RECEIVE_SECONDS = 0.1
@@ -69,8 +70,11 @@ class EngineLoop:
 
     def serve(self) -> None:
         """Runs until a Drain has arrived and the last request has finished."""
+        gc.freeze()  # what start-up made lives on; steps should not look at it again and again
         while not (self._draining and not self.busy):
             self._take_messages()
+            if not self.busy:
+                self._running.ranks.check_alive()
             self._step()
 
     def _take_messages(self) -> None:
@@ -125,8 +129,6 @@ class EngineLoop:
         for update in updates:
             if update.finish is not None:
                 self._submitted_at.pop(update.request_id, None)
-            if update.finish is FinishReason.ERROR:
-                self._recorder.record(NanRows(num_rows=1))
 
     def _record(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         record, scheduler = self._recorder.record, self._running.scheduler
@@ -135,7 +137,6 @@ class EngineLoop:
             submitted = self._submitted_at.get(sequence.request_id)
             if submitted is not None:
                 record(RequestStarted(queue_seconds=now - seconds - submitted))
-                self._submitted_at[sequence.request_id] = submitted
         steps = {step.row: step for step in plan.steps}
         for sequence in plan.new:
             hit = steps[sequence.row].start
@@ -144,6 +145,8 @@ class EngineLoop:
         for _ in range(counts.preemptions - self._preemptions):
             record(Preempted())
         self._preemptions = counts.preemptions
+        if result.failed:
+            record(NanRows(num_rows=len(result.failed)))
         record(StepDone(seconds=seconds, num_tokens=plan.num_tokens, num_requests=len(plan.steps)))
         record(QueueState(num_waiting=counts.waiting, num_running=counts.running))
         self.record_cache()

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from types import FrameType
 
 import msgspec
 import zmq
@@ -17,8 +18,10 @@ from firstlight.engine.startup import Running, Startup
 from firstlight.engine.timeline import Timeline
 from firstlight.errors import FirstlightError
 from firstlight.metrics.series import Series
+from firstlight.runner.parent import watch_parent
 
 HEARTBEAT_SECONDS = 0.5
+ENDED = "the engine process was told to end by a signal"
 
 
 class Heartbeat:
@@ -88,20 +91,14 @@ class EngineSockets:
         self._outbox.connect(settings.api_endpoint)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
-        self._parent = os.getppid()
 
     def send(self, message: FromEngine) -> None:
         """Sends one message to the API process."""
         self._outbox.send(self._encoder.encode(message))
 
     def receive(self, wait_seconds: float) -> ToEngine | None:
-        """Returns the next message, None if none comes in time.
-
-        Ends the process when the API process has gone: nobody could be answered.
-        """
+        """Returns the next message, None if none comes in time."""
         if not self._inbox.poll(int(wait_seconds * 1000)):
-            if os.getppid() != self._parent:
-                raise SystemExit(0)
             return None
         return self._decoder.decode(self._inbox.recv())
 
@@ -118,8 +115,8 @@ def run(settings: EngineSettings) -> int:
     sockets = EngineSockets(settings)
     heartbeat = Heartbeat(settings, timeline, series)
     startup = Startup(settings, timeline, series, heartbeat.advanced)
-    failure: str | None = None
-    exit_code = 0
+    failure: str | None = ENDED
+    exit_code = 4
     try:
         running = startup.run()
         loop = EngineLoop(
@@ -131,6 +128,7 @@ def run(settings: EngineSettings) -> int:
         )
         heartbeat.ready(loop, running)
         loop.serve()
+        failure, exit_code = None, 0
     except FirstlightError as error:
         failure, exit_code = str(error), error.exit_code
     except Exception as error:  # a process edge: the API must hear why the engine ended
@@ -139,18 +137,27 @@ def run(settings: EngineSettings) -> int:
             raise
     finally:
         heartbeat.stop()
-        if startup.ranks is not None:
-            startup.ranks.stop()
-            shutil.rmtree(startup.directory, ignore_errors=True)
         sockets.send(Stopped(failure, exit_code))
+        if startup.ranks is not None:
+            # After a failure ranks may wait for each other for ever.
+            startup.ranks.stop(patience_seconds=1.0 if failure else 5.0)
+            shutil.rmtree(startup.directory, ignore_errors=True)
         sockets.close()
     return exit_code
 
 
 def main() -> int:
-    """Runs an engine from its one JSON argument."""
+    """Runs an engine from its one JSON argument; SIGTERM, or its parent's end, ends it at once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent drains
-    return run(msgspec.json.decode(sys.argv[1], type=EngineSettings))
+    signal.signal(signal.SIGTERM, _end)
+    settings = msgspec.json.decode(sys.argv[1], type=EngineSettings)
+    watch_parent(settings.parent_id, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    return run(settings)
+
+
+def _end(signal_number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: cleaning up has begun
+    raise SystemExit(4)
 
 
 if __name__ == "__main__":

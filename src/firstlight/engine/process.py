@@ -1,5 +1,6 @@
 """Owns the engine process as its parent sees it: started, watched, ended."""
 
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ class EngineProcess:
     """A running engine process and its ranks, which end with it."""
 
     def __init__(self, settings: EngineSettings) -> None:
+        settings = msgspec.structs.replace(settings, parent_id=os.getpid())
         command = [sys.executable, "-m", "firstlight.engine.main"]
         self._process = subprocess.Popen(
             [*command, msgspec.json.encode(settings).decode()],

@@ -26,6 +26,9 @@ from firstlight.runner.protocol import (
 )
 
 Answer = TypeVar("Answer")
+POLL_MILLISECONDS = 200
+# A killed process closes its connections a moment before its parent can see the signal.
+KILL_SECONDS = 0.3
 
 
 class RankFailure(FirstlightError):
@@ -39,7 +42,10 @@ class RankFailure(FirstlightError):
 class RankGroup:
     """All ranks of one engine, one process each."""
 
-    def __init__(self, common: RankSettings, directory: Path) -> None:
+    def __init__(
+        self, common: RankSettings, directory: Path, *, stall_seconds: float = 300.0
+    ) -> None:
+        self._stall_seconds = stall_seconds
         self._context = zmq.Context()
         self._results = self._context.socket(zmq.PULL)
         self._results.bind(common.result_endpoint)
@@ -61,9 +67,11 @@ class RankGroup:
         return len(self._processes)
 
     def send(self, order: ToRank) -> None:
-        """Sends the same order to every rank."""
+        """Sends the same order to every rank. RankFailure when one of them has ended."""
         data = self._encoder.encode(order)
         for plans in self._plans:
+            while not plans.poll(POLL_MILLISECONDS, zmq.POLLOUT):  # a dead rank takes nothing
+                self.check_alive()
             plans.send(data)
 
     def collect(
@@ -71,28 +79,23 @@ class RankGroup:
         kind: type[Answer],
         *,
         on_progress: Callable[[RankProgress], None] | None = None,
-        stall_seconds: float = 300.0,
     ) -> list[Answer]:
         """Waits for one answer of `kind` from every rank and returns them in rank order.
 
         Waits as long as anything arrives; RankFailure when a rank ends, reports a failure, or
-        nothing at all is heard for `stall_seconds`.
+        nothing at all is heard for the group's `stall_seconds`.
         """
         answers: dict[int, Answer] = {}
         heard = time.monotonic()
         while len(answers) < self.size:
-            if not self._results.poll(200):
-                self._check_alive()
-                if time.monotonic() - heard > stall_seconds:
-                    silent = sorted(set(range(self.size)) - set(answers))
-                    raise RankFailure(
-                        f"rank {silent} made no progress for {stall_seconds:.0f} s", 4
-                    )
+            if not self._results.poll(POLL_MILLISECONDS):
+                self.check_alive()
+                self._check_progress(heard, silent=set(range(self.size)) - set(answers))
                 continue
             message = self._decoder.decode(self._results.recv())
             heard = time.monotonic()
             if isinstance(message, RankFailed):
-                raise RankFailure(f"rank {message.rank}: {message.message}", message.exit_code)
+                self._raise_failure(message)
             if isinstance(message, RankProgress):
                 if on_progress is not None:
                     on_progress(message)
@@ -102,7 +105,10 @@ class RankGroup:
 
     def stop(self, *, patience_seconds: float = 5.0) -> None:
         """Asks every rank to end, then ends those that do not."""
-        self.send(StopRank())
+        order = self._encoder.encode(StopRank())
+        for plans in self._plans:
+            if plans.poll(0, zmq.POLLOUT):
+                plans.send(order)
         deadline = time.monotonic() + patience_seconds
         for process in self._processes:
             try:
@@ -117,21 +123,41 @@ class RankGroup:
         """Process ids, in rank order."""
         return [process.pid for process in self._processes]
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raises RankFailure when a rank's process has ended."""
         for rank, process in enumerate(self._processes):
             code = process.poll()
             if code is not None:
                 self._raise_last_words(rank, code)
+
+    def _check_progress(self, heard: float, *, silent: set[int]) -> None:
+        if time.monotonic() - heard > self._stall_seconds:
+            names = ", ".join(f"rank {rank}" for rank in sorted(silent))
+            raise RankFailure(f"{names} made no progress for {self._stall_seconds:.0f} s", 4)
+
+    def _raise_failure(self, message: RankFailed) -> None:
+        """A rank whose neighbour was killed fails in a collective: the killed one is to blame."""
+        deadline = time.monotonic() + KILL_SECONDS
+        while time.monotonic() < deadline:
+            for rank, process in enumerate(self._processes):
+                if (process.poll() or 0) < 0:
+                    raise RankFailure(_obituary(rank, process.returncode), 4)
+            time.sleep(0.02)
+        raise RankFailure(f"rank {message.rank}: {message.message}", message.exit_code)
 
     def _raise_last_words(self, rank: int, code: int) -> None:
         """A rank that failed in order has said why; it may still be in the socket."""
         while self._results.poll(100):
             message = self._decoder.decode(self._results.recv())
             if isinstance(message, RankFailed):
-                raise RankFailure(f"rank {message.rank}: {message.message}", message.exit_code)
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        advice = "; signal 9 often means that memory ran out" if code == -9 else ""
-        raise RankFailure(f"rank {rank} {how}{advice}", 4)
+                self._raise_failure(message)
+        raise RankFailure(_obituary(rank, code), 4)
+
+
+def _obituary(rank: int, code: int) -> str:
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    advice = "; signal 9 often means that memory ran out" if code == -9 else ""
+    return f"rank {rank} {how}{advice}"
 
 
 def free_rendezvous() -> str:

@@ -8,7 +8,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `model` is a store, a checkpoint folder or a GGUF file. `context_length` None is the model's
     own, `kv_budget_bytes` None is computed from the memory that is left. `started` is the moment,
-    in seconds since the epoch, from which the start-up timeline counts.
+    in seconds since the epoch, from which the start-up timeline counts. `parent_id` is the process
+    without which the engine ends; EngineProcess fills it in.
     """
 
     model: str
@@ -29,3 +30,4 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     check_digests: bool = True
     skip_gate: bool = False
     stall_seconds: float = 300.0
+    parent_id: int = 0

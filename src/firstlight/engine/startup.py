@@ -3,6 +3,7 @@
 Each step is a phase of the timeline; the first that fails ends the start with its reason.
 """
 
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -114,9 +115,10 @@ class Startup:
             max_sequences=settings.max_sequences,
             context_length=settings.context_length or 0,
             block_size=settings.block_size,
+            parent_id=os.getpid(),
             check_digests=settings.check_digests,
         )
-        return RankGroup(common, directory)
+        return RankGroup(common, directory, stall_seconds=settings.stall_seconds)
 
     def _context_length(self, spec: ModelSpec) -> int:
         asked = self._settings.context_length
@@ -128,9 +130,7 @@ class Startup:
         return asked or spec.context_length
 
     def _collect_loaded(self, ranks: RankGroup) -> list[RankLoaded]:
-        loaded = ranks.collect(
-            RankLoaded, on_progress=self._on_progress, stall_seconds=self._settings.stall_seconds
-        )
+        loaded = ranks.collect(RankLoaded, on_progress=self._on_progress)
         digests = {report.source_digest for report in loaded}
         if len(digests) != 1:
             raise CheckFailed(f"ranks loaded different weights: {sorted(digests)}")
@@ -261,7 +261,7 @@ class Startup:
             running.scheduler.add(request)
         while (plan := running.scheduler.schedule()) is not None:
             running.ranks.send(RunStep(plan))
-            done = running.ranks.collect(StepDone, stall_seconds=self._settings.stall_seconds)
+            done = running.ranks.collect(StepDone)
             self._advanced()
             for update in running.scheduler.update(done[0].result):
                 if update.error is not None:

@@ -14,8 +14,8 @@ from firstlight.errors import EnvironmentProblem
 from firstlight.platforms.versions import TORCH, at_least
 
 _HOW = (
-    "install your vendor's build, or for CPU: pip install torch=="
-    f"{TORCH.tested} --index-url https://download.pytorch.org/whl/cpu"
+    "install your vendor's build, or a CPU build: pip install torch=="
+    f"{TORCH.tested} (name the version: the newest one may be a CUDA build of several GB)"
 )
 
 

@@ -8,7 +8,7 @@ from firstlight.schedule.step import StepPlan, StepResult
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a rank needs to start, passed as one JSON argument.
 
-    `context_length` 0 is the model's own.
+    `context_length` 0 is the model's own; the rank ends when `parent_id` is no longer its parent.
     """
 
     rank: int
@@ -23,6 +23,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int
     context_length: int
     block_size: int
+    parent_id: int
     check_digests: bool = True
     seconds_to_join: int = 60
 

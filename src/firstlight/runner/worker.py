@@ -2,9 +2,11 @@
 stop.
 """
 
+import gc
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,9 @@ from firstlight.assembly.build import AssembledModel, BuildOptions, assemble
 from firstlight.assembly.source import open_source
 from firstlight.cache.manager import distinct_specs
 from firstlight.errors import FirstlightError
+from firstlight.kernels.builtin import builtin_kernels, machine_query
 from firstlight.kernels.registry import KernelSet
 from firstlight.parallel.mesh import Mesh, join
-from firstlight.platforms.cpu import cpu_features
 from firstlight.runner.cache_tensors import (
     CacheShape,
     allocate_states,
@@ -43,6 +45,7 @@ from firstlight.runner.protocol import (
     StopRank,
     ToRank,
 )
+from firstlight.runner.parent import watch_parent
 from firstlight.runner.rows import RowTable
 from firstlight.sharding.layout import Layout
 
@@ -64,11 +67,7 @@ class RankChannel:
         self._results.send(self._encoder.encode(message))
 
     def receive(self) -> ToRank:
-        """Waits for the next order. Ends the process when its parent has gone."""
-        parent = os.getppid()
-        while not self._plans.poll(1000):
-            if os.getppid() != parent:
-                raise SystemExit(0)
+        """Waits for the next order."""
         return self._decoder.decode(self._plans.recv())
 
     def close(self) -> None:
@@ -115,6 +114,7 @@ class Rank:
 
     def serve(self) -> None:
         """Handles orders until StopRank."""
+        gc.freeze()  # what start-up made lives on; steps should not look at it again and again
         while not isinstance(order := self._channel.receive(), StopRank):
             if isinstance(order, AllocateCaches):
                 self._allocate(order.num_blocks)
@@ -128,15 +128,7 @@ class Rank:
         )
 
     def _choose_kernels(self) -> KernelSet:
-        # Imported here: the native library is loaded with it, and that belongs to this phase.
-        from firstlight.kernels.builtin import builtin_kernels
-        from firstlight.kernels.registry import KernelQuery
-
-        query = KernelQuery(
-            platform=self._device.type,
-            dtype=self._settings.dtype,
-            cpu_features=cpu_features(),
-        )
+        query = machine_query(platform=self._device.type, dtype=self._settings.dtype)
         return builtin_kernels().resolve(query)
 
     @property
@@ -199,6 +191,7 @@ class Rank:
 def main() -> int:
     """Runs a rank from its one JSON argument; returns the process exit code."""
     settings = msgspec.json.decode(sys.argv[1], type=RankSettings)
+    watch_parent(settings.parent_id, lambda: os._exit(0))
     torch.set_num_threads(settings.threads)
     channel = RankChannel(settings)
     try:
@@ -210,12 +203,21 @@ def main() -> int:
         channel.send(RankFailed(settings.rank, str(error), error.exit_code))
         return error.exit_code
     except Exception as error:  # a process edge: the engine must hear of anything that ends a rank
-        channel.send(RankFailed(settings.rank, f"{type(error).__name__}: {error}", 1))
-        raise
+        channel.send(RankFailed(settings.rank, _describe(error), 1))
+        if os.environ.get("FIRSTLIGHT_DEBUG"):
+            raise
+        return 1
     finally:
         channel.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _describe(error: Exception) -> str:
+    """An unforeseen error in one line, with the place it was raised at."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(place.filename).name}:{place.lineno}"
+    return f"{type(error).__name__} at {where}: {str(error).strip()}"
 
 
 if __name__ == "__main__":
