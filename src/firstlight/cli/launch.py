@@ -9,18 +9,22 @@ import asyncio
 import dataclasses
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from firstlight.checkpoint.store import MODEL_FOLDER, is_store
 from firstlight.engine.process import EngineProcess
 from firstlight.engine.settings import EngineSettings
+from firstlight.engine.sizing import cache_needs, num_blocks
 from firstlight.engine.zmq_client import ZmqEngineClient
 from firstlight.models.spec import ModelSpec
+from firstlight.runner.memory import available_bytes
 from firstlight.runner.model_path import read_spec
 from firstlight.settings.serve import ServeSettings
 from firstlight.sharding.layout import Layout
@@ -30,12 +34,15 @@ if TYPE_CHECKING:
     from firstlight.server.context import AppContext
 
 WATCH_SECONDS = 0.5
+# A drained engine ends within this time; one that is still loading is not waited for longer.
+ENGINE_SECONDS = 5.0
 
 
 def launch(settings: ServeSettings) -> int:
     """Serves until a signal or a failure ends it; returns the exit code.
 
-    Raises what is wrong with port, path, config or layout before any weight is read.
+    Raises what is wrong with port, path, config, layout, context or cache budget before any weight
+    is read.
     """
     from firstlight.server.listener import bind_socket
 
@@ -46,11 +53,30 @@ def launch(settings: ServeSettings) -> int:
     configure_logging(settings.log_level)
     with tempfile.TemporaryDirectory(prefix="firstlight-") as directory:
         engine_settings = make_engine_settings(settings, Path(directory), started)
+        check_cache_fits(engine_settings, spec)
+        signal.signal(signal.SIGTERM, _end)  # until the server takes signals over, which drains
         process = EngineProcess(engine_settings)
         try:
             return asyncio.run(_serve(settings, spec, (engine_settings, process), listener))
+        except (SystemExit, KeyboardInterrupt):
+            process.stop(patience_seconds=0.0)
+            raise
         finally:
-            process.stop(patience_seconds=10.0)
+            process.stop(patience_seconds=ENGINE_SECONDS)
+
+
+def _end(signal_number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def check_cache_fits(settings: EngineSettings, spec: ModelSpec) -> None:
+    """Refuses a cache that cannot hold one sequence, from the memory that is free before loading.
+
+    Raises UsageError for a context the model lacks, OutOfBudget with ways out in numbers. Ranks
+    that have loaded are asked again, and have less.
+    """
+    available = available_bytes() // settings.tp
+    num_blocks(cache_needs(settings, spec), available=available, budget=settings.kv_budget_bytes)
 
 
 def make_engine_settings(

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from firstlight.errors import OutOfBudget
+from firstlight.engine.settings import EngineSettings
+from firstlight.errors import OutOfBudget, UsageError
+from firstlight.models.spec import ModelSpec
 from firstlight.sharding.state_spec import StateSpec
 from firstlight.units import format_bytes
 
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Kept for the framework, the driver and activations, of what is left after the weights.
 RESERVED_SHARE = 0.2
 # Without a budget a machine that is shared (CPU memory) is not taken whole.
@@ -36,6 +39,27 @@ class CacheNeeds:
     def blocks_per_sequence(self) -> int:
         """Blocks that one sequence of full length takes."""
         return -(-self.context_length // self.block_size)
+
+
+def cache_needs(settings: EngineSettings, spec: ModelSpec) -> CacheNeeds:
+    """Returns what the cache of an engine must hold.
+
+    Raises UsageError when the asked context exceeds the model's.
+    """
+    asked = settings.context_length
+    if asked is not None and asked > spec.context_length:
+        raise UsageError(
+            f"context {asked} exceeds the model's {spec.context_length} tokens; positions beyond "
+            "it were never trained"
+        )
+    return CacheNeeds(
+        spec.states,
+        settings.block_size,
+        settings.tp,
+        ELEMENT_BYTES[settings.dtype],
+        settings.max_sequences,
+        asked or spec.context_length,
+    )
 
 
 def num_blocks(needs: CacheNeeds, *, available: int, budget: int | None) -> int:

@@ -14,9 +14,9 @@ from firstlight.checkpoint.known_answers import KnownAnswers, read_answers
 from firstlight.engine.gate import GateResult, compare_answers
 from firstlight.engine.ranks import RankGroup, free_rendezvous
 from firstlight.engine.settings import EngineSettings
-from firstlight.engine.sizing import CacheNeeds, num_blocks
+from firstlight.engine.sizing import CacheNeeds, cache_needs, num_blocks
 from firstlight.engine.timeline import Timeline
-from firstlight.errors import CheckFailed, UsageError
+from firstlight.errors import CheckFailed
 from firstlight.metrics.events import CacheState, MemoryMeasured, PhaseDone, Recorder
 from firstlight.models.spec import ModelSpec
 from firstlight.runner.model_path import read_spec
@@ -37,7 +37,6 @@ from firstlight.sharding.layout import Layout
 from firstlight.sharding.slices import check_layout
 from firstlight.units import format_bytes
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Tokens of the warm-up prompt, and output tokens after it: both forms of a step are run once.
 WARM_UP_TOKENS = 64
 WARM_UP_OUTPUT = 2
@@ -84,11 +83,12 @@ class Startup:
             self.ranks = self._start_ranks()
         spec = read_spec(Path(settings.model))
         check_layout(spec.facts, Layout(tp=settings.tp))
-        context_length = self._context_length(spec)
+        needs = cache_needs(settings, spec)
+        context_length = needs.context_length
         with timeline.phase("load weights"):
             loaded = self._collect_loaded(self.ranks)
         with timeline.phase("allocate caches"):
-            blocks = self._allocate_caches(self.ranks, spec, context_length, loaded)
+            blocks = self._allocate_caches(self.ranks, needs, loaded)
         scheduler, cache = self._make_scheduler(spec, context_length, blocks, loaded)
         running = Running(self.ranks, scheduler, cache, spec, context_length, self._facts)
         with timeline.phase("warm up"):
@@ -120,15 +120,6 @@ class Startup:
         )
         return RankGroup(common, directory, stall_seconds=settings.stall_seconds)
 
-    def _context_length(self, spec: ModelSpec) -> int:
-        asked = self._settings.context_length
-        if asked is not None and asked > spec.context_length:
-            raise UsageError(
-                f"context {asked} exceeds the model's {spec.context_length} tokens; positions "
-                "beyond it were never trained"
-            )
-        return asked or spec.context_length
-
     def _collect_loaded(self, ranks: RankGroup) -> list[RankLoaded]:
         loaded = ranks.collect(RankLoaded, on_progress=self._on_progress)
         digests = {report.source_digest for report in loaded}
@@ -149,17 +140,9 @@ class Startup:
         return loaded
 
     def _allocate_caches(
-        self, ranks: RankGroup, spec: ModelSpec, context_length: int, loaded: list[RankLoaded]
+        self, ranks: RankGroup, needs: CacheNeeds, loaded: list[RankLoaded]
     ) -> int:
         settings = self._settings
-        needs = CacheNeeds(
-            spec.states,
-            settings.block_size,
-            settings.tp,
-            ELEMENT_BYTES[settings.dtype],
-            settings.max_sequences,
-            context_length,
-        )
         # Ranks of one CPU share its memory; each may take its part of what the last one saw.
         available = min(report.available_bytes for report in loaded) // settings.tp
         blocks = num_blocks(needs, available=available, budget=settings.kv_budget_bytes)

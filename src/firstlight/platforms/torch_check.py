@@ -15,7 +15,7 @@ from firstlight.platforms.versions import TORCH, at_least
 
 _HOW = (
     "install your vendor's build, or a CPU build: pip install torch=="
-    f"{TORCH.tested} (name the version: the newest one may be a CUDA build of several GB)"
+    f"{TORCH.tested} (name the version: the newest may be a build of several GB for another device)"
 )
 
 

@@ -2,11 +2,13 @@
 #pragma once
 #include <cstdint>
 
+#include "weight.hpp"
+
 namespace firstlight {
 
-// One weight [outputs, inputs] (rows `inputs` apart) and where its result goes.
+// One weight [outputs, inputs] and where its result goes.
 struct LinearSegment {
-  const float* weight = nullptr;
+  Weight weight;
   const float* bias = nullptr;      // or null
   const float* residual = nullptr;  // [rows, outputs], or null
   float* out = nullptr;             // [rows, outputs]
@@ -28,5 +30,17 @@ struct LinearCall {
 
 void linear_amx(const LinearCall& call);
 void linear_avx512(const LinearCall& call);
+
+// The same work as linear_avx512 in pieces that may run in any order, on any thread.
+class VectorTasks {
+ public:
+  explicit VectorTasks(const LinearCall& call);
+  std::int64_t count() const { return count_; }
+  void run(std::int64_t task) const;
+
+ private:
+  const LinearCall& call_;
+  std::int64_t chunk_, count_;  // outputs of a task; tasks
+};
 
 }  // namespace firstlight

@@ -27,7 +27,7 @@ constexpr std::int64_t kAheadBytes = 4096;         // of weight fetched before i
 
 // Sixteen rows of one weight; `rows` of them exist.
 struct Tile {
-  const float* weight = nullptr;
+  Weight weight;  // its first row is the tile's
   std::int64_t rows = 0;
   int segment = 0;
   std::int64_t first = 0;
@@ -69,7 +69,8 @@ Tile tile_at(const LinearCall& call, std::int64_t index) {
   tile.first = index * kTileRows;
   tile.rows = std::clamp<std::int64_t>(source.outputs - tile.first, 0, kTileRows);
   tile.segment = segment;
-  if (tile.rows > 0) tile.weight = source.weight + tile.first * call.inputs;
+  tile.weight = source.weight;
+  if (tile.rows > 0) tile.weight.data = source.weight.row(tile.first);
   return tile;
 }
 
@@ -99,6 +100,20 @@ void split_channels(const float* source, std::int64_t channels, std::uint8_t* ta
   }
 }
 
+// The same for a packed row.
+template <WeightFormat kFormat>
+void split_blocks(const std::uint8_t* row, std::int64_t inputs, std::int64_t first_step,
+                  std::int64_t steps, std::uint8_t* target, std::int64_t step_bytes) {
+  const char* ahead = reinterpret_cast<const char*>(row) + kAheadBytes;
+  for (std::int64_t at = 0; first_step == 0 && at < row_bytes_of(kFormat, inputs); at += 64) {
+    _mm_prefetch(ahead + at, _MM_HINT_T0);
+  }
+  each_block<kFormat>(row, inputs, first_step, steps,
+                      [&](std::int64_t step, __m512 low, __m512 high) {
+                        split_row(low, high, target + step * step_bytes);
+                      });
+}
+
 // One strip and one block of steps; `left` is [steps][strip_tiles][3] tiles.
 struct Strip {
   const Plan& plan;
@@ -107,22 +122,46 @@ struct Strip {
   std::int64_t first_step, steps;
   std::uint8_t* left;
 
+  // Whether the second and third parts of all weights are zero.
+  bool one_part() const {
+    return std::all_of(tiles, tiles + count, [](const Tile& tile) {
+      return tile.weight.format == WeightFormat::bfloat16;
+    });
+  }
   const std::uint8_t* right_at(std::int64_t row_tile) const {
     return plan.packed + (row_tile * plan.steps + first_step) * kStepBytes;
   }
 };
 
+void split_weight_row(const Strip& strip, const Tile& tile, int inner, std::uint8_t* out) {
+  const std::int64_t inputs = strip.plan.call.inputs, step_bytes = strip.plan.left_step_bytes();
+  const std::uint8_t* row = tile.weight.row(inner);
+  switch (tile.weight.format) {
+    case WeightFormat::affine4:
+      return split_blocks<WeightFormat::affine4>(row, inputs, strip.first_step, strip.steps, out,
+                                                 step_bytes);
+    case WeightFormat::scaled8:
+      return split_blocks<WeightFormat::scaled8>(row, inputs, strip.first_step, strip.steps, out,
+                                                 step_bytes);
+    case WeightFormat::bfloat16:
+      return split_blocks<WeightFormat::bfloat16>(row, inputs, strip.first_step, strip.steps, out,
+                                                  step_bytes);
+    default:
+      const std::int64_t first = strip.first_step * kStep;
+      split_channels(reinterpret_cast<const float*>(row) + first,
+                     std::min(strip.steps * kStep, inputs - first), out, step_bytes);
+  }
+}
+
 // Splits the weight rows of a strip; rows that don't exist become zero.
 void split_strip(const Strip& strip) {
-  const std::int64_t inputs = strip.plan.call.inputs, first = strip.first_step * kStep;
-  const std::int64_t channels = std::min(strip.steps * kStep, inputs - first);
   const int split = strip.plan.square() ? (strip.count + 1) / 2 * 2 : strip.count;
   for (int row = 0; row < split * kTileRows; ++row) {
     const Tile& tile = strip.tiles[row / kTileRows];
     const int inner = row % kTileRows;
     std::uint8_t* out = strip.left + row / kTileRows * kStepBytes + inner * 64;
     if (inner < tile.rows) {
-      split_channels(tile.weight + inner * inputs + first, channels, out, strip.plan.left_step_bytes());
+      split_weight_row(strip, tile, inner, out);
       continue;
     }
     for (std::int64_t step = 0; step < strip.steps; ++step) {
@@ -146,6 +185,7 @@ inline void load_pair(const std::uint8_t* source, std::int64_t apart) {
 
 // One step of 2 weight tiles with 2 tiles of rows. Each sum sees its products in the order of
 // step_column: 1x3 1x2 1x1 3x1 2x1 2x2.
+template <bool kOnePart>
 inline void step_square(const std::uint8_t* left, const std::uint8_t* right,
                         std::int64_t right_apart) {
   load_pair<4>(left, kStepBytes);
@@ -155,6 +195,7 @@ inline void step_square(const std::uint8_t* left, const std::uint8_t* right,
   multiply_square();
   load_pair<6>(right, right_apart);
   multiply_square();
+  if constexpr (kOnePart) return;
   load_pair<4>(left + 2 * kTileBytes, kStepBytes);
   multiply_square();
   load_pair<4>(left + kTileBytes, kStepBytes);
@@ -184,8 +225,15 @@ void run_column(const Strip& strip, std::int64_t row_tile, int first, float* sum
   each_tile<kTiles>([&](auto i) { tile_zero<i>(); });
   const std::uint8_t* left = strip.left + first * kStepBytes;
   const std::uint8_t* right = strip.right_at(row_tile);
-  for (std::int64_t step = 0; step < strip.steps; ++step) {
-    step_column<kTiles>(left + step * strip.plan.left_step_bytes(), right + step * kStepBytes);
+  const std::int64_t left_apart = strip.plan.left_step_bytes();
+  if (strip.one_part()) {
+    for (std::int64_t step = 0; step < strip.steps; ++step) {
+      step_column<kTiles, true>(left + step * left_apart, right + step * kStepBytes);
+    }
+  } else {
+    for (std::int64_t step = 0; step < strip.steps; ++step) {
+      step_column<kTiles>(left + step * left_apart, right + step * kStepBytes);
+    }
   }
   each_tile<kTiles>([&](auto i) { take_sums<i>(strip, sums + (first + i) * 256); });
 }
@@ -209,8 +257,15 @@ void run_square(const Strip& strip, std::int64_t row_tile, int first, float* sum
   const std::uint8_t* left = strip.left + first * kStepBytes;
   const std::uint8_t* right = strip.right_at(row_tile);
   const std::int64_t apart = strip.plan.steps * kStepBytes;
-  for (std::int64_t step = 0; step < strip.steps; ++step) {
-    step_square(left + step * strip.plan.left_step_bytes(), right + step * kStepBytes, apart);
+  const std::int64_t left_apart = strip.plan.left_step_bytes();
+  if (strip.one_part()) {
+    for (std::int64_t step = 0; step < strip.steps; ++step) {
+      step_square<true>(left + step * left_apart, right + step * kStepBytes, apart);
+    }
+  } else {
+    for (std::int64_t step = 0; step < strip.steps; ++step) {
+      step_square<false>(left + step * left_apart, right + step * kStepBytes, apart);
+    }
   }
   each_tile<4>([&](auto i) { take_sums<i>(strip, at(i)); });
 }

@@ -166,7 +166,8 @@ inline void each_tile(Function&& function) {
 }
 
 // One step of up to 4 left tiles (kStepBytes apart) with one right tile: sums in tiles 0..3.
-template <int kTiles>
+// With kOnePart the second and third parts of the left tiles are zero and not read.
+template <int kTiles, bool kOnePart = false>
 inline void step_column(const std::uint8_t* left, const std::uint8_t* right) {
   tile_load<5>(right + 2 * kTileBytes);
   tile_load<6>(right + kTileBytes);
@@ -177,6 +178,7 @@ inline void step_column(const std::uint8_t* left, const std::uint8_t* right) {
     tile_multiply<i, 4, 6>();
     tile_multiply<i, 4, 7>();
   });
+  if constexpr (kOnePart) return;
   each_tile<kTiles>([&](auto i) {
     tile_load<4>(left + i * kStepBytes + 2 * kTileBytes);
     tile_multiply<i, 4, 7>();
