@@ -26,9 +26,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out the files that need torch when --torch-free is given."""
-    if not config.getoption("--torch-free") or collection_path.suffix != ".py":
+    if not config.getoption("--torch-free"):
         return None
-    return True if needs_torch(collection_path) else None
+    # A folder whose fixtures need torch is left out whole.
+    path = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
+    if path.suffix != ".py" or not path.exists() or path == Path(__file__):
+        return None
+    return True if needs_torch(path) else None
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <limits>
+#include <memory>
 
 namespace firstlight {
 
@@ -32,6 +33,29 @@ struct AttentionCall {
 // Throws std::out_of_range or std::invalid_argument before anything is written.
 void check_attention(const AttentionCall& call);
 void attention_amx(const AttentionCall& call);
+
+struct Schedule;
+
+// The same work in pieces for any thread: all tokens must be stored before the first attend, all
+// tasks attended before the first merge. The thread that makes it must outlive the work.
+class AttentionTasks {
+ public:
+  explicit AttentionTasks(const AttentionCall& call);
+  ~AttentionTasks();
+  AttentionTasks(const AttentionTasks&) = delete;
+  AttentionTasks& operator=(const AttentionTasks&) = delete;
+
+  std::int64_t tasks() const;
+  std::int64_t merges() const;
+  void store(std::int64_t begin, std::int64_t end) const;  // tokens into their pages
+  void attend(std::int64_t task) const;
+  void merge(std::int64_t index) const;
+
+ private:
+  const AttentionCall& call_;
+  std::unique_ptr<Schedule> schedule_;
+  float* partials_;
+};
 
 // Copies one head's row, rotated and multiplied by `scale`.
 void rotate_row(const float* source, float* target, std::int64_t channels, const Rotation& rotation,

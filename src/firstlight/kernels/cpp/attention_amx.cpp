@@ -7,7 +7,6 @@
 // and chunks of 1024 keys at multiples of 1024; chunks are summed apart and merged in order. A
 // token's result therefore doesn't depend on batch, chunked prefill, or how work was cut.
 #include <algorithm>
-#include <atomic>
 
 #include "attention.hpp"
 #include "attention_schedule.hpp"
@@ -333,38 +332,51 @@ void store_token(const AttentionCall& call, std::int64_t sequence, std::int64_t 
   }
 }
 
-void store_tokens(const AttentionCall& call) {
-  each_piece(call.threads, call.tokens, kTokensAtOnce, [&](std::int64_t begin, std::int64_t end) {
-    const std::int32_t* last = call.starts + call.sequences + 1;
-    std::int64_t sequence = std::upper_bound(call.starts, last, begin) - call.starts - 1;
-    for (std::int64_t token = begin; token < end; ++token) {
-      while (token >= call.starts[sequence + 1]) ++sequence;
-      store_token(call, sequence, token);
-    }
-  });
+}  // namespace
+
+AttentionTasks::AttentionTasks(const AttentionCall& call)
+    : call_(call),
+      schedule_(std::make_unique<Schedule>(call)),
+      partials_(static_cast<float*>(thread_scratch(3, schedule_->partial_floats * 4))) {}
+
+AttentionTasks::~AttentionTasks() = default;
+
+std::int64_t AttentionTasks::tasks() const {
+  return static_cast<std::int64_t>(schedule_->tasks.size());
 }
 
-}  // namespace
+std::int64_t AttentionTasks::merges() const {
+  return static_cast<std::int64_t>(schedule_->merges.size());
+}
+
+void AttentionTasks::store(std::int64_t begin, std::int64_t end) const {
+  const std::int32_t* last = call_.starts + call_.sequences + 1;
+  std::int64_t sequence = std::upper_bound(call_.starts, last, begin) - call_.starts - 1;
+  for (std::int64_t token = begin; token < end; ++token) {
+    while (token >= call_.starts[sequence + 1]) ++sequence;
+    store_token(call_, sequence, token);
+  }
+}
+
+void AttentionTasks::attend(std::int64_t task) const {
+  const TileSession session;
+  Worker(call_).run(schedule_->tasks[task], partials_ + schedule_->tasks[task].partial);
+}
+
+void AttentionTasks::merge(std::int64_t index) const {
+  const Schedule::Merge& merge = schedule_->merges[index];
+  Worker(call_).finish(merge.task, partials_ + merge.task.partial, merge.chunks);
+}
 
 void attention_amx(const AttentionCall& call) {
   if (call.tokens == 0) return;
-  const Schedule schedule(call);
-  auto* partials = static_cast<float*>(thread_scratch(3, schedule.partial_floats * 4));
-  store_tokens(call);
-  std::atomic<std::size_t> claimed{0}, merged{0};
-  on_threads(schedule.tasks.size() > 1 ? call.threads : 1, [&](int, int) {
-    Worker worker(call);
-    const TileSession session;
-    for (std::size_t i; (i = claimed.fetch_add(1)) < schedule.tasks.size();) {
-      worker.run(schedule.tasks[i], partials + schedule.tasks[i].partial);
-    }
-  });
-  on_threads(schedule.merges.size() > 8 ? call.threads : 1, [&](int, int) {
-    for (std::size_t i; (i = merged.fetch_add(1)) < schedule.merges.size();) {
-      const Schedule::Merge& merge = schedule.merges[i];
-      Worker(call).finish(merge.task, partials + merge.task.partial, merge.chunks);
-    }
-  });
+  const AttentionTasks work(call);
+  each_piece(call.threads, call.tokens, kTokensAtOnce,
+             [&](std::int64_t begin, std::int64_t end) { work.store(begin, end); });
+  each_piece(call.threads, work.tasks(), 1,
+             [&](std::int64_t task, std::int64_t) { work.attend(task); });
+  each_piece(work.merges() > 8 ? call.threads : 1, work.merges(), 1,
+             [&](std::int64_t index, std::int64_t) { work.merge(index); });
 }
 
 }  // namespace firstlight

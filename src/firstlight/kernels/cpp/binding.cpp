@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <new>
 #include <stdexcept>
 #include <string_view>
@@ -104,12 +105,15 @@ PyObject* make_kernel(PyObject*, PyObject* arguments) {
   PyObject* reference = nullptr;
   int use_tiles = 0;
   if (!PyArg_ParseTuple(arguments, "sOp", &name, &reference, &use_tiles)) return nullptr;
-  for (const Operation& operation : operations()) {
-    if (std::string_view(operation.name) != name) continue;
+  for (const std::span<const Operation> table : {operations(), packed_operations()}) {
+    const auto found = std::find_if(table.begin(), table.end(), [&](const Operation& operation) {
+      return std::string_view(operation.name) == name;
+    });
+    if (found == table.end()) continue;
     KernelObject* kernel = PyObject_New(KernelObject, kernel_type());
     if (kernel == nullptr) return nullptr;
     kernel->call = call_kernel;
-    kernel->operation = &operation;
+    kernel->operation = &*found;
     kernel->reference = Py_NewRef(reference);
     kernel->machine.amx = use_tiles != 0;
     return reinterpret_cast<PyObject*>(kernel);

@@ -23,5 +23,6 @@ struct Operation {
 };
 
 std::span<const Operation> operations();
+std::span<const Operation> packed_operations();
 
 }  // namespace firstlight

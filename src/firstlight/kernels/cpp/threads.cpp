@@ -3,6 +3,7 @@
 #include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -132,6 +133,17 @@ void run_threads(int threads, ThreadBody body, void* context) {
     wait_for_change(&pool->done, &pool->done_sleepers, done);
   }
   pool->busy.store(false, std::memory_order_release);
+}
+
+void Phase::wait(std::int64_t count) const {
+  const std::uint64_t start = __rdtsc();
+  while (ended_.load(std::memory_order_acquire) < count) {
+    if (__rdtsc() - start > kSpinTicks) {
+      sched_yield();
+    } else {
+      _mm_pause();
+    }
+  }
 }
 
 void* thread_scratch(int slot, std::int64_t bytes) {

@@ -40,4 +40,25 @@ void each_piece(int threads, std::int64_t count, std::int64_t grain, Function&& 
   });
 }
 
+// One of several phases of work inside a single on_threads body. run() claims pieces until none is
+// left and returns when all of them ended, whichever threads took part: a worker that comes late
+// finds nothing to do and goes on to the next phase.
+class Phase {
+ public:
+  template <class Function>
+  void run(std::int64_t count, Function&& function) {
+    for (std::int64_t piece; (piece = claimed_.fetch_add(1)) < count;) {
+      function(piece);
+      ended_.fetch_add(1, std::memory_order_release);
+    }
+    wait(count);
+  }
+
+ private:
+  void wait(std::int64_t count) const;  // spins briefly, then gives the core away
+
+  alignas(64) std::atomic<std::int64_t> claimed_{0};
+  alignas(64) std::atomic<std::int64_t> ended_{0};
+};
+
 }  // namespace firstlight
