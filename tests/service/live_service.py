@@ -150,7 +150,7 @@ class LiveService:
         """Waits until something holds; fails with the log when it never does."""
         deadline = time.monotonic() + seconds
         while not holds():
-            assert time.monotonic() < deadline, f"not {what} after {seconds} s:\n{self.log}"
+            assert time.monotonic() < deadline, f"not {what} after {seconds} s:\n{self.log[-2000:]}"
             time.sleep(0.05)
 
     def close(self) -> None:

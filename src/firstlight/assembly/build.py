@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from firstlight.assembly.pack import PackReport, pack_modules
 from firstlight.checkpoint.loader import LoadReport, load_into
 from firstlight.kernels.registry import KernelSet
 from firstlight.models.spec import ModelSpec
@@ -24,7 +25,8 @@ class BuildOptions:
     """How a model is built: compute dtype, device, positions of the rotary tables, reader
     threads.
 
-    A `trainable` model has gradients; it needs kernels that have them.
+    A `trainable` model has gradients; it needs kernels that have them. Weights are packed, without
+    loss, when `pack` is set and the kernels gain by it; a trainable model keeps plain ones.
     """
 
     dtype: torch.dtype
@@ -33,16 +35,20 @@ class BuildOptions:
     threads: int = 2
     check_digests: bool = True
     trainable: bool = False
+    pack: bool = True
 
 
 @dataclass(frozen=True)
 class AssembledModel:
-    """A rank's part of a model, ready to run. `planned_bytes` follows from the rules alone."""
+    """A rank's part of a model, ready to run. `planned_bytes` follows from the rules alone;
+    `allocated_bytes` is what loading took, before weights were packed.
+    """
 
     module: Any
     report: LoadReport
     planned_bytes: int
     allocated_bytes: int
+    packed: PackReport | None = None
 
 
 def assemble(
@@ -74,12 +80,16 @@ def assemble(
     move_buffers(module, options.device)
     # Before the rules are applied: they put hooks on the gradients there are.
     module.requires_grad_(options.trainable).train(options.trainable)
+    allocated_bytes = sum(t.untyped_storage().nbytes() for t in parameters.values())
+    packs = options.pack and not options.trainable
+    packed = pack_modules(module, kernels) if packs else None
     apply_rules(module, spec.family.table, spec.facts, mesh)
     return AssembledModel(
         module=module,
         report=report,
         planned_bytes=planned_bytes(spec, mesh, options.dtype),
-        allocated_bytes=sum(t.untyped_storage().nbytes() for t in parameters.values()),
+        allocated_bytes=allocated_bytes,
+        packed=packed,
     )
 
 

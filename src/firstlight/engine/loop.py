@@ -86,6 +86,7 @@ class EngineLoop:
                 self._submit(message.requests)
             elif isinstance(message, Cancel):
                 self._answer(self._running.scheduler.cancel(message.request_ids))
+                self._record_state()  # no step may follow
             elif isinstance(message, Drain):
                 self._draining = True
 
@@ -114,6 +115,7 @@ class EngineLoop:
         plan = scheduler.schedule()
         if plan is None:
             return
+        self._record_starts(plan)
         began = time.perf_counter()
         ranks.send(protocol.RunStep(plan))
         done = ranks.collect(protocol.StepDone)
@@ -132,11 +134,6 @@ class EngineLoop:
 
     def _record(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         record, scheduler = self._recorder.record, self._running.scheduler
-        now = time.monotonic()
-        for sequence in plan.new:
-            submitted = self._submitted_at.get(sequence.request_id)
-            if submitted is not None:
-                record(RequestStarted(queue_seconds=now - seconds - submitted))
         steps = {step.row: step for step in plan.steps}
         for sequence in plan.new:
             hit = steps[sequence.row].start
@@ -148,11 +145,20 @@ class EngineLoop:
         if result.failed:
             record(NanRows(num_rows=len(result.failed)))
         record(StepDone(seconds=seconds, num_tokens=plan.num_tokens, num_requests=len(plan.steps)))
-        record(QueueState(num_waiting=counts.waiting, num_running=counts.running))
-        self.record_cache()
+        self._record_state()
 
-    def record_cache(self) -> None:
-        """Records how full the caches are."""
+    def _record_starts(self, plan: StepPlan) -> None:
+        """Notes the first step of each request; one that comes back after a preemption had its."""
+        now = time.monotonic()
+        for sequence in plan.new:
+            submitted = self._submitted_at.pop(sequence.request_id, None)
+            if submitted is not None:
+                self._recorder.record(RequestStarted(queue_seconds=now - submitted))
+
+    def _record_state(self) -> None:
+        """Records how many requests there are and how full the caches are."""
+        counts = self._running.scheduler.counts
+        self._recorder.record(QueueState(num_waiting=counts.waiting, num_running=counts.running))
         total = int(self._running.facts["kv_bytes_per_rank"])
         share = self._running.cache.usage().used_share
         self._recorder.record(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from firstlight.kernels.native import NativeKernels, load_native
-from firstlight.kernels.reference import attention, dense
+from firstlight.kernels.reference import attention, dense, packed
 from firstlight.kernels.registry import (
     FLOAT_DTYPES,
     Kernel,
@@ -31,6 +31,11 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "rotary_paged_attention": attention.rotary_paged_attention,
     "attention": attention.attention,
     "greedy": dense.greedy,
+    "pack_weight_as": packed.pack_weight_as,
+    "packed_rows": packed.packed_rows,
+    "packed_linear": packed.packed_linear,
+    "packed_mlp": packed.packed_mlp,
+    "packed_attention": packed.packed_attention,
 }
 
 
@@ -48,6 +53,11 @@ NATIVE_VARIANTS = {
     "greedy": BOTH[1:],
     "paged_attention": BOTH[:1],
     "rotary_paged_attention": BOTH[:1],
+    "pack_weight_as": BOTH[:1],
+    "packed_rows": BOTH[:1],
+    "packed_linear": BOTH[:1],
+    "packed_mlp": BOTH[:1],
+    "packed_attention": BOTH[:1],
 }
 
 

@@ -23,7 +23,14 @@ OPERATIONS = (
     "rotary_paged_attention",
     "attention",
     "greedy",
+    "pack_weight_as",
+    "packed_rows",
+    "packed_linear",
+    "packed_mlp",
+    "packed_attention",
 )
+
+PACKED = tuple(name for name in OPERATIONS if name.startswith("pack"))
 
 FLOAT_DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
@@ -104,7 +111,18 @@ class KernelSet:
     rotary_paged_attention: Callable[..., Any]
     attention: Callable[..., Any]
     greedy: Callable[..., Any]
+    pack_weight_as: Callable[..., Any]
+    packed_rows: Callable[..., Any]
+    packed_linear: Callable[..., Any]
+    packed_mlp: Callable[..., Any]
+    packed_attention: Callable[..., Any]
     choices: tuple[Choice, ...] = ()
+
+    @property
+    def packs_weights(self) -> bool:
+        """Whether every operation on packed weights is faster than unpacking them."""
+        names = {choice.operation: choice.kernel.name for choice in self.choices}
+        return all(names.get(operation, "reference") != "reference" for operation in PACKED)
 
     def __getitem__(self, operation: str) -> Callable[..., Any]:
         if operation not in OPERATIONS:
