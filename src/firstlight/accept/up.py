@@ -148,6 +148,7 @@ def _serve(run: _Run, service: StartedService) -> Report:
         f"weights {format_bytes(float(facts.get('weights_bytes', 0)))}, "
         f"KV cache {format_bytes(float(facts.get('kv_bytes_per_rank', 0)))} a rank "
         f"for {facts.get('kv_tokens', 0)} tokens",
+        f"resident memory of the ranks {format_bytes(float(facts.get('ranks_resident_bytes', 0)))}",
         *(f"kernel {line}" for line in str(facts.get("kernels", "")).splitlines()),
     )
     timeline = Section(

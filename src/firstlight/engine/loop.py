@@ -25,6 +25,7 @@ from firstlight.metrics.events import (
     NanRows,
     Preempted,
     PrefixLookup,
+    ProcessMemory,
     QueueState,
     Recorder,
     RequestStarted,
@@ -71,6 +72,7 @@ class EngineLoop:
     def serve(self) -> None:
         """Runs until a Drain has arrived and the last request has finished."""
         gc.freeze()  # what start-up made lives on; steps should not look at it again and again
+        self._record_state()
         while not (self._draining and not self.busy):
             self._take_messages()
             if not self.busy:
@@ -124,6 +126,9 @@ class EngineLoop:
         self._answer(updates)
         self._advanced()
         self._record(plan, result, time.perf_counter() - began)
+        for report in done:
+            rank = f"rank {report.rank}"
+            self._recorder.record(ProcessMemory(rank, report.resident_bytes))
 
     def _answer(self, updates: Sequence[RequestUpdate]) -> None:
         if updates:

@@ -246,6 +246,7 @@ class Startup:
             running.ranks.send(RunStep(plan))
             done = running.ranks.collect(StepDone)
             self._advanced()
+            self._facts["ranks_resident_bytes"] = sum(report.resident_bytes for report in done)
             for update in running.scheduler.update(done[0].result):
                 if update.error is not None:
                     raise CheckFailed(f"{update.request_id}: {update.error}")
