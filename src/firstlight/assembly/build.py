@@ -81,6 +81,7 @@ def assemble(
     # Before the rules are applied: they put hooks on the gradients there are.
     module.requires_grad_(options.trainable).train(options.trainable)
     allocated_bytes = sum(t.untyped_storage().nbytes() for t in parameters.values())
+    parameters.clear()  # or what is packed would stay in memory
     packs = options.pack and not options.trainable
     packed = pack_modules(module, kernels) if packs else None
     apply_rules(module, spec.family.table, spec.facts, mesh)
