@@ -114,20 +114,32 @@ def _packed(module: nn.Module, packer: _Packer) -> nn.Module | None:
 
 
 def _packed_mlp(module: GatedMLP, packer: _Packer) -> PackedGatedMLP:
-    maps = (module.gate_proj, module.up_proj, module.down_proj)
-    handle = PackedMlp(*(packer.pack(m.weight) for m in maps), *(m.bias for m in maps))
+    gate, up, down = module.gate_proj, module.up_proj, module.down_proj
+    handle = PackedMlp(
+        gate=packer.pack(gate.weight),
+        up=packer.pack(up.weight),
+        down=packer.pack(down.weight),
+        gate_bias_N=gate.bias,
+        up_bias_N=up.bias,
+        down_bias_N=down.bias,
+    )
     return PackedGatedMLP(handle, packer.kernels)
 
 
 def _packed_attention(
     module: GroupedQueryAttention, packer: _Packer
 ) -> PackedGroupedQueryAttention:
-    maps = (module.q_proj, module.k_proj, module.v_proj, module.o_proj)
     shape, rotary = module.shape, module.__dict__["rotary"]
     normed = shape.norm_epsilon is not None
     handle = PackedAttention(
-        *(packer.pack(m.weight) for m in maps),
-        *(m.bias for m in maps),
+        q=packer.pack(module.q_proj.weight),
+        k=packer.pack(module.k_proj.weight),
+        v=packer.pack(module.v_proj.weight),
+        o=packer.pack(module.o_proj.weight),
+        q_bias_N=module.q_proj.bias,
+        k_bias_N=module.k_proj.bias,
+        v_bias_N=module.v_proj.bias,
+        o_bias_N=module.o_proj.bias,
         q_norm_H=module.q_norm.weight if normed else None,
         k_norm_H=module.k_norm.weight if normed else None,
         norm_epsilon=shape.norm_epsilon or 0.0,

@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::int64_t kRowsAtOnce = 8;
 constexpr std::int64_t kChunkBytes = 96 << 10;  // of weight claimed by a thread at a time
+constexpr std::int64_t kAheadBytes = 4096;      // of packed weight fetched before its use
 
 struct Rows {
   const float* x;
@@ -74,12 +75,18 @@ template <WeightFormat kFormat, int kOutputs, int kRows>
 void dot_packed(const Pointers<kOutputs>& weights, const Rows& rows, float* dots) {
   Sums<kOutputs, kRows> sums;
   RowReader<kFormat> readers[kOutputs];
-  const std::int64_t ahead = kOutputs * row_bytes_of(kFormat, rows.inputs);
+  const std::int64_t row_bytes = row_bytes_of(kFormat, rows.inputs);
+  const std::int64_t ahead = (kAheadBytes + row_bytes - 1) / row_bytes * row_bytes;
   const std::int64_t blocks = rows.inputs / kBlock;
   for (int i = 0; i < kOutputs; ++i) readers[i].open(weights[i], rows.inputs);
   for (std::int64_t first = 0; first < blocks; first += kBlocksAtOnce) {
     const std::int64_t count = std::min(kBlocksAtOnce, blocks - first);
-    for (RowReader<kFormat>& reader : readers) reader.start(first, count);
+    for (RowReader<kFormat>& reader : readers) {
+      const char* scales = reinterpret_cast<const char*>(reader.row) + ahead + 2 * first;
+      _mm_prefetch(scales, _MM_HINT_T0);
+      _mm_prefetch(scales + 64, _MM_HINT_T0);
+      reader.start(first, count);
+    }
     for (std::int64_t block = 0; block < count; ++block) {
       __m512 low[kOutputs], high[kOutputs];
       for (int i = 0; i < kOutputs; ++i) {
@@ -112,26 +119,23 @@ void dots_of(const Weight& weight, std::int64_t output, std::int64_t end, const 
   }
 }
 
-// One segment (or gate and up) for outputs [begin, end) and kRows rows of x from `row`.
+template <int kRows>
+constexpr int kOutputsAtOnce = kRows <= 4 ? 4 : 2;
+
+// One segment for outputs [begin, end) and kRows rows of x from `row`.
 template <int kRows>
 void run_rows(const LinearCall& call, int index, std::int64_t row, std::int64_t begin,
               std::int64_t end) {
-  constexpr int kOutputs = kRows <= 4 ? 4 : 2;
+  constexpr int kOutputs = kOutputsAtOnce<kRows>;
   const LinearSegment& segment = call.segments[index];
-  const LinearSegment& up = call.segments[call.gated ? 1 : index];
   const Rows rows{call.x + row * call.x_stride, call.x_stride, call.inputs};
   for (std::int64_t output = begin; output < end; output += kOutputs) {
-    alignas(64) float dots[kOutputs * kRows], ups[kOutputs * kRows];
+    alignas(64) float dots[kOutputs * kRows];
     dots_of<kOutputs, kRows>(segment.weight, output, end, rows, dots);
-    if (call.gated) dots_of<kOutputs, kRows>(up.weight, output, end, rows, ups);
     for (int i = 0; i < kOutputs && output + i < end; ++i) {
       const std::int64_t at = output + i;
       for (int j = 0; j < kRows; ++j) {
-        float value = dots[i * kRows + j] + (segment.bias ? segment.bias[at] : 0.0f);
-        if (call.gated) {
-          const float right = ups[i * kRows + j] + (up.bias ? up.bias[at] : 0.0f);
-          value = _mm512_cvtss_f32(silu_512(_mm512_set1_ps(value))) * right;
-        }
+        const float value = dots[i * kRows + j] + (segment.bias ? segment.bias[at] : 0.0f);
         const std::int64_t target = (row + j) * segment.outputs + at;
         segment.out[target] = segment.residual ? value + segment.residual[target] : value;
       }
@@ -139,17 +143,63 @@ void run_rows(const LinearCall& call, int index, std::int64_t row, std::int64_t 
   }
 }
 
+// A row's sums of 16 outputs, the bias added.
+template <int kRows>
+void sums_of_16(const LinearSegment& segment, std::int64_t output, std::int64_t end,
+                const Rows& rows, __m512 (&sums)[kRows]) {
+  constexpr int kOutputs = kOutputsAtOnce<kRows>;
+  alignas(64) float lines[kRows][16] = {};
+  for (int first = 0; first < 16 && output + first < end; first += kOutputs) {
+    alignas(64) float dots[kOutputs * kRows];
+    dots_of<kOutputs, kRows>(segment.weight, output + first, end, rows, dots);
+    for (int i = 0; i < kOutputs; ++i) {
+      for (int j = 0; j < kRows; ++j) lines[j][first + i] = dots[i * kRows + j];
+    }
+  }
+  const auto mask = static_cast<__mmask16>((1u << std::min<std::int64_t>(16, end - output)) - 1);
+  const __m512 bias = segment.bias ? _mm512_maskz_loadu_ps(mask, segment.bias + output)
+                                   : _mm512_setzero_ps();
+  for (int j = 0; j < kRows; ++j) sums[j] = _mm512_add_ps(_mm512_load_ps(lines[j]), bias);
+}
+
+// Gate and up for outputs [begin, end) and kRows rows of x from `row`.
+template <int kRows>
+void run_gated(const LinearCall& call, std::int64_t row, std::int64_t begin, std::int64_t end) {
+  const LinearSegment &gate = call.segments[0], &up = call.segments[1];
+  const Rows rows{call.x + row * call.x_stride, call.x_stride, call.inputs};
+  for (std::int64_t output = begin; output < end; output += 16) {
+    __m512 gates[kRows], ups[kRows];
+    sums_of_16<kRows>(gate, output, end, rows, gates);
+    sums_of_16<kRows>(up, output, end, rows, ups);
+    const auto mask = static_cast<__mmask16>((1u << std::min<std::int64_t>(16, end - output)) - 1);
+    for (int j = 0; j < kRows; ++j) {
+      float* target = gate.out + (row + j) * gate.outputs + output;
+      _mm512_mask_storeu_ps(target, mask, _mm512_mul_ps(silu_512(gates[j]), ups[j]));
+    }
+  }
+}
+
+template <int kRows>
+void run_some(const LinearCall& call, int index, std::int64_t row, std::int64_t begin,
+              std::int64_t end) {
+  if (call.gated) {
+    run_gated<kRows>(call, row, begin, end);
+  } else {
+    run_rows<kRows>(call, index, row, begin, end);
+  }
+}
+
 void run_outputs(const LinearCall& call, int index, std::int64_t begin, std::int64_t end) {
   for (std::int64_t row = 0; row < call.rows; row += kRowsAtOnce) {
     switch (std::min(kRowsAtOnce, call.rows - row)) {
-      case 1: run_rows<1>(call, index, row, begin, end); break;
-      case 2: run_rows<2>(call, index, row, begin, end); break;
-      case 3: run_rows<3>(call, index, row, begin, end); break;
-      case 4: run_rows<4>(call, index, row, begin, end); break;
-      case 5: run_rows<5>(call, index, row, begin, end); break;
-      case 6: run_rows<6>(call, index, row, begin, end); break;
-      case 7: run_rows<7>(call, index, row, begin, end); break;
-      default: run_rows<8>(call, index, row, begin, end);
+      case 1: run_some<1>(call, index, row, begin, end); break;
+      case 2: run_some<2>(call, index, row, begin, end); break;
+      case 3: run_some<3>(call, index, row, begin, end); break;
+      case 4: run_some<4>(call, index, row, begin, end); break;
+      case 5: run_some<5>(call, index, row, begin, end); break;
+      case 6: run_some<6>(call, index, row, begin, end); break;
+      case 7: run_some<7>(call, index, row, begin, end); break;
+      default: run_some<8>(call, index, row, begin, end);
     }
   }
 }
@@ -172,7 +222,7 @@ VectorTasks::VectorTasks(const LinearCall& call) : call_(call), count_(0) {
   // Small weights: as many chunks for each thread as for the others.
   const std::int64_t even = bytes / (4 * call.threads) + 1;
   chunk_ = std::max<std::int64_t>(
-      4, (std::min(kChunkBytes, even) + row_bytes - 1) / row_bytes / 4 * 4);
+      16, (std::min(kChunkBytes, even) + row_bytes - 1) / row_bytes / 16 * 16);
   for (int i = 0; i < (call.gated ? 1 : call.count); ++i) {
     count_ += (call.segments[i].outputs + chunk_ - 1) / chunk_;
   }

@@ -30,12 +30,15 @@ std::uint16_t to_half(float value) {
 
 void store_half(std::uint16_t value, std::uint8_t* target) { std::memcpy(target, &value, 2); }
 
-// Nearest integers of (x - offset) / scale within [least, most].
+// Nearest integers of (x - offset) / scale within [least, most]; never a negative zero, which no
+// integer could keep.
 __m512 quotients(__m512 x, float scale, float offset, float least, float most) {
   if (scale == 0.0f) return _mm512_setzero_ps();
   const __m512 shifted = _mm512_sub_ps(x, _mm512_set1_ps(offset));
   const __m512 whole = _mm512_roundscale_ps(_mm512_div_ps(shifted, _mm512_set1_ps(scale)), 8);
-  return _mm512_min_ps(_mm512_max_ps(whole, _mm512_set1_ps(least)), _mm512_set1_ps(most));
+  const __m512 bounded =
+      _mm512_min_ps(_mm512_max_ps(whole, _mm512_set1_ps(least)), _mm512_set1_ps(most));
+  return _mm512_add_ps(bounded, _mm512_setzero_ps());
 }
 
 // Where the parts of a row's block go.
@@ -46,6 +49,7 @@ struct Target {
 bool fit_affine(const Block& block, float step, float base, const Target& target) {
   const std::uint16_t scale_half = to_half(step), base_half = to_half(base);
   const float scale = _cvtsh_ss(scale_half), offset = _cvtsh_ss(base_half);
+  if (!std::isfinite(scale) || !std::isfinite(offset)) return false;
   const __m512 low = quotients(block.low, scale, offset, 0, 15);
   const __m512 high = quotients(block.high, scale, offset, 0, 15);
   const __m512 d = _mm512_set1_ps(scale), m = _mm512_set1_ps(offset);
@@ -70,6 +74,7 @@ bool pack_affine(const Block& block, const Target& target) {
 bool fit_scaled(const Block& block, float step, const Target& target) {
   const std::uint16_t half = to_half(step);
   const float scale = _cvtsh_ss(half);
+  if (!std::isfinite(scale)) return false;
   const __m512 low = quotients(block.low, scale, 0, -128, 127);
   const __m512 high = quotients(block.high, scale, 0, -128, 127);
   const __m512 d = _mm512_set1_ps(scale);

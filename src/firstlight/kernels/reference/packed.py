@@ -119,9 +119,11 @@ def _first_fit(x_NCB: Tensor, guesses: list[tuple[Tensor, Tensor]], name: str) -
     q_NCB = torch.zeros_like(x_NCB)
     for guess_d, guess_m in guesses:
         d, m = (guess.half().float()[..., None] for guess in (guess_d, guess_m))
-        q = ((x_NCB - m) / d).nan_to_num(0).round().clamp(least, most)
+        # Adding zero makes a negative zero positive: no integer could keep its sign.
+        q = ((x_NCB - m) / d).nan_to_num(0).round().clamp(least, most) + 0.0
         values = q * d + m if name == "affine4" else q * d
         fits = (values.view(torch.int32) == x_NCB.view(torch.int32)).all(-1)
+        fits &= (d.isfinite() & m.isfinite())[..., 0]
         fresh = (fits & ~found)[..., None]
         d_NC = torch.where(fresh[..., 0], d[..., 0], d_NC)
         m_NC = torch.where(fresh[..., 0], m[..., 0], m_NC)
