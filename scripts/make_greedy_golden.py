@@ -23,6 +23,7 @@ from firstlight.inputs.tokenizer import load_tokenizer
 NUM_TOKENS = 24
 NUM_TEXTS = 36
 SHORTEST, LONGEST = 5, 400
+NUM_CHARACTERS = 4000  # more than LONGEST tokens of these texts
 QUESTIONS = (
     "What is the capital of France?",
     "Name three colours of the rainbow.",
@@ -56,7 +57,7 @@ def prompts(gguf: Path) -> Iterator[tuple[str, list[int]]]:
     for index in range(NUM_TEXTS):
         name = names[index * len(names) // NUM_TEXTS]
         length = SHORTEST + (LONGEST - SHORTEST) * index * index // (NUM_TEXTS - 1) ** 2
-        ids = tokenizer.encode_plain(topics[name])
+        ids = tokenizer.encode_plain(topics[name][:NUM_CHARACTERS])
         yield f"topic {name}", ids[:length]
     chat = ChatFormat.load(gguf, tokenizer)
     for question in QUESTIONS:

@@ -111,7 +111,7 @@ def test_a_request_that_meets_nan_fails_alone(tmp_path: Path, start_service: Any
     for answer in answers:
         if answer is not failed[0]:
             assert answer.json()["choices"][0]["token_ids"] == good["token_ids"]
-    assert service.metrics()["nan_rows_total"] == 1
+    service.wait_for(lambda: service.metrics().get("nan_rows_total") == 1, 5, "counted")
     assert service.status("/ready") == 200
 
 
