@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from firstlight.checkpoint.known_answers import KnownAnswers, KnownCase
-from firstlight.engine.gate import LEAST_TOLERANCE, compare_answers, tolerance_for
+from firstlight.engine.gate import LEAST_TOLERANCE, compare_answers, fit_answers, tolerance_for
 from firstlight.schedule.step import TokenLogprobs
 
 CASE = KnownCase(
@@ -82,3 +82,21 @@ def test_the_tolerance_follows_the_spread_of_the_dtype() -> None:
     assert tolerance_for(ANSWERS, "bfloat16") == pytest.approx(0.04)
     assert tolerance_for(ANSWERS, "float32") == pytest.approx(4e-5)
     assert tolerance_for(msgspec.structs.replace(ANSWERS, spread={}), "float32") == LEAST_TOLERANCE
+
+
+def test_cases_longer_than_the_context_are_cut_not_left_out() -> None:
+    cut = fit_answers(ANSWERS, context_length=4)
+    assert [case.token_ids for case in cut.cases] == [[1, 2, 3]]
+    assert (cut.cases[0].top1, cut.cases[0].margins) == ([2, 9], [1.0, 0.5])
+    assert cut.cases[0].logprobs == [-0.1, -2.0] and cut.spread == ANSWERS.spread
+    assert fit_answers(ANSWERS, context_length=5) == ANSWERS
+    assert not compare_answers(cut, [[score(0), score(1, logprob=-3.0)]], "float32").passed
+
+
+def test_a_context_in_which_nothing_can_be_compared_leaves_no_case() -> None:
+    assert fit_answers(ANSWERS, context_length=2).cases == []
+
+
+def test_a_gate_that_compared_nothing_does_not_pass() -> None:
+    nothing = msgspec.structs.replace(ANSWERS, cases=[])
+    assert not compare_answers(nothing, [], "float32").passed

@@ -7,6 +7,8 @@ the weights. Knows neither tensors nor HTTP.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from firstlight.checkpoint.known_answers import KnownAnswers, KnownCase
 from firstlight.schedule.step import TokenLogprobs
 
@@ -43,13 +45,23 @@ def tolerance_for(answers: KnownAnswers, dtype: str) -> float:
     return max(LEAST_TOLERANCE, SPREAD_FACTOR * spread)
 
 
+def fit_answers(answers: KnownAnswers, context_length: int) -> KnownAnswers:
+    """Returns the answers with every case cut to what a request of this context can score.
+
+    One token of the context is the request's own answer. Cases of which nothing is left go.
+    """
+    longest = context_length - 1
+    cases = [_cut(case, longest) for case in answers.cases]
+    return msgspec.structs.replace(answers, cases=[c for c in cases if len(c.token_ids) > 1])
+
+
 def compare_answers(
     answers: KnownAnswers, scores: Sequence[Sequence[TokenLogprobs]], dtype: str
 ) -> GateResult:
     """Compares the service's scores of every case, in order, with the recorded ones.
 
     A log-probability may differ by the tolerance, top-1 only where the recorded margin is smaller
-    than that. A missing or non-finite value is a failure.
+    than that. A missing or non-finite value is a failure, and so is having nothing to compare.
     """
     tolerance = tolerance_for(answers, dtype)
     failures: list[str] = []
@@ -64,7 +76,19 @@ def compare_answers(
             positions += 1
             compared += case.margins[index] > 2 * tolerance
             failures.extend(_wrong(case, index, token, tolerance))
+    if not positions and not failures:
+        failures.append("nothing was compared")
     return GateResult(not failures, compared, positions, worst, tolerance, tuple(failures))
+
+
+def _cut(case: KnownCase, longest: int) -> KnownCase:
+    return KnownCase(
+        case.name,
+        case.token_ids[:longest],
+        case.top1[: longest - 1],
+        case.margins[: longest - 1],
+        case.logprobs[: longest - 1],
+    )
 
 
 def _wrong(case: KnownCase, index: int, token: TokenLogprobs, tolerance: float) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from firstlight.cache.manager import CacheManager, distinct_specs
 from firstlight.checkpoint.known_answers import KnownAnswers, read_answers
-from firstlight.engine.gate import GateResult, compare_answers
+from firstlight.engine.gate import GateResult, compare_answers, fit_answers
 from firstlight.engine.ranks import RankGroup, free_rendezvous
 from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import CacheNeeds, cache_needs, num_blocks
@@ -207,6 +207,7 @@ class Startup:
             self._facts["known_answers"] = f"not checked: {why}"
             self._timeline.detail("start-up gate", f"known answers {why}")
             return
+        answers = fit_answers(answers, running.context_length)
         result = self._ask(running, answers)
         self._facts["known_answers"] = result.summary
         self._facts["known_answers_compared"] = result.compared
@@ -228,12 +229,9 @@ class Startup:
                 salt="gate",
             )
             for index, case in enumerate(answers.cases)
-            if len(case.token_ids) < running.context_length
         ]
         scores = self._run_to_end(running, requests)
-        asked = [c for c in answers.cases if len(c.token_ids) < running.context_length]
-        kept = KnownAnswers(answers.version, answers.source, answers.spread, asked)
-        return compare_answers(kept, scores, self._settings.dtype)
+        return compare_answers(answers, scores, self._settings.dtype)
 
     def _run_to_end(
         self, running: Running, requests: Sequence[SubmittedRequest]
