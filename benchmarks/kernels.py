@@ -28,6 +28,7 @@ from firstlight.kernels.builtin import (
     machine_query,
     reference_kernels,
 )
+from firstlight.kernels.packed_weight import PackedMlp, PackedWeight, pack_weight
 from firstlight.kernels.registry import KernelSet
 
 HIDDEN, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY = 576, 9, 3, 64, 1536, 49152
@@ -121,6 +122,55 @@ def head_cases(rows: int) -> Iterator[Case]:
     yield Case("greedy", rows, rows * VOCABULARY * 4, 0, lambda k, _: k.greedy(logits))
 
 
+def packed_weight(rows: int, columns: int, levels: int) -> tuple[Tensor, PackedWeight]:
+    """Return a weight of 16 (affine4) or 255 (scaled8) levels a block, dense and packed."""
+    q = torch.randint(0, 16, (rows, columns // 32, 32)).float()
+    q[..., 0], q[..., 1] = 0, levels // 2 if levels > 16 else 15
+    dense = q * (torch.rand(rows, columns // 32, 1) + 0.01).half().float()
+    if levels == 16:
+        dense += torch.randn(rows, columns // 32, 1).half().float()
+    dense = dense.view(rows, columns)
+    native = builtin_kernels().resolve(machine_query())
+    return dense, pack_weight(dense, native.pack_weight_as)
+
+
+def packed_cases(rows: int) -> Iterator[Case]:
+    """Yield packed weights beside torch on the dense ones: a feed-forward, and the head."""
+    shapes = ((INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
+    sets = [[packed_weight(*shape, 16) for shape in shapes] for _ in range(30)]
+    handles = [PackedMlp(one[0][1], one[1][1], one[2][1]) for one in sets]
+    x = torch.randn(rows, HIDDEN)
+
+    def mlp(kernels: KernelSet, index: int) -> Tensor:
+        out: Tensor
+        if kernels.packs_weights:
+            out = kernels.packed_mlp(x, handles[index % 30])
+        else:
+            gate, up, down = (dense for dense, _ in sets[index % 30])
+            out = kernels.linear(kernels.gated_mlp_in(x, gate, up), down)
+        return out
+
+    size = sum(p.num_bytes for p in handles[0][:3])
+    yield Case("packed_mlp", rows, size, 3 * INNER * HIDDEN * rows, mlp, handles[0].up.format)
+    if rows > 32:
+        return
+    heads = [packed_weight(VOCABULARY, HIDDEN, 255) for _ in range(3)]
+
+    def head(kernels: KernelSet, index: int) -> Tensor:
+        dense, packed = heads[index % 3]
+        out: Tensor
+        if kernels.packs_weights:
+            out = kernels.packed_linear(x, packed)
+        else:
+            out = kernels.linear(x, dense)
+        return out
+
+    packed = heads[0][1]
+    yield Case(
+        "packed_linear", rows, packed.num_bytes, VOCABULARY * HIDDEN * rows, head, packed.format
+    )
+
+
 def row_cases(rows: int) -> Iterator[Case]:
     """Yield norms and rotation."""
     x, residual, weight = torch.randn(rows, HIDDEN), torch.randn(rows, HIDDEN), torch.randn(HIDDEN)
@@ -205,7 +255,7 @@ def main() -> int:
             f"{limits.multiplications_per_second / 1e9:.0f} G multiply-adds/s in torch"
         )
         for rows in map(int, options.rows.split(",")):
-            for cases in (linear_cases, head_cases, row_cases):
+            for cases in (linear_cases, head_cases, packed_cases, row_cases):
                 for case in cases(rows):
                     if options.only in case.operation:
                         print(report(case, limits, options.seconds), flush=True)
