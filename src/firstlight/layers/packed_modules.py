@@ -97,8 +97,11 @@ class PackedGroupedQueryAttention(nn.Module):
         self.handle = handle
         self.packed_attention = kernels.packed_attention
 
-    def forward(self, x_TD: Tensor, batch: PackedBatch, state: PagedKeysValues) -> Tensor:
+    def forward(
+        self, x_TD: Tensor, batch: PackedBatch, state: PagedKeysValues | None = None
+    ) -> Tensor:
         """Returns [T, D]."""
+        assert state is not None, "packed attention needs a cache; build with pack=False"
         out: Tensor = self.packed_attention(
             x_TD,
             self.handle,
