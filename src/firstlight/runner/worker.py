@@ -32,6 +32,7 @@ from firstlight.runner.cache_tensors import (
 )
 from firstlight.runner.memory import available_bytes, peak_resident_bytes, resident_bytes
 from firstlight.runner.model_runner import ModelRunner, RunnerContext
+from firstlight.runner.parent import watch_parent
 from firstlight.runner.protocol import (
     AllocateCaches,
     CachesAllocated,
@@ -45,7 +46,6 @@ from firstlight.runner.protocol import (
     StopRank,
     ToRank,
 )
-from firstlight.runner.parent import watch_parent
 from firstlight.runner.rows import RowTable
 from firstlight.sharding.layout import Layout
 
