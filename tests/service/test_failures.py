@@ -1,6 +1,5 @@
 """What kills or stops a part of a running service: who hears of it, and that nothing is left."""
 
-import json
 import signal
 import threading
 from pathlib import Path
@@ -33,7 +32,7 @@ def is_busy(service: Any) -> bool:
     return bool(service.metrics().get("running_requests"))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_killed_while_it_computes_ends_the_service_and_is_named(
     tiny_store: Path, start_service: Any, rank: int
 ) -> None:
@@ -77,7 +76,7 @@ def test_a_stopped_rank_turns_health_to_503_until_it_goes_on(
 ) -> None:
     service = start_service(tiny_store, "--tp", "2").wait_ready()
     events: list[Any] = []
-    reader = read_to_end(service, events, max_tokens=1500)
+    reader = read_to_end(service, events, max_tokens=900)
     service.wait_for(lambda: is_busy(service), 20, "busy")
     service.ranks()[1].send_signal(signal.SIGSTOP)
     service.wait_for(lambda: service.status("/health") == 503, 16, "unhealthy")
@@ -136,18 +135,15 @@ def test_weights_that_do_not_fit_their_answers_never_get_ready(
     assert "Traceback" not in service.log
 
 
-@pytest.mark.parametrize("tp", ["1", "2"])
 def test_a_damaged_store_names_the_granule(
-    tmp_path: Path, tiny_store: Path, start_service: Any, tp: str
+    tmp_path: Path, tiny_store: Path, start_service: Any
 ) -> None:
     store = copy_store(tiny_store, tmp_path / "store")
-    manifest = json.loads((store / "manifest.json").read_text())
-    assert manifest
     unit = store / "units" / "layer-002.bin"
     data = bytearray(unit.read_bytes())
     data[len(data) // 2] ^= 1
     unit.write_bytes(data)
-    service = start_service(store, "--tp", tp)
+    service = start_service(store, "--tp", "2")
     assert service.wait_exit(60) == 1
     assert "layer-002" in service.log and "granule" in service.log
     assert "Traceback" not in service.log
