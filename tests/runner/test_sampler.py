@@ -34,6 +34,22 @@ def test_temperature_zero_takes_the_most_likely_token():
     assert sample(values, [row(temperature=0.0)] * 3, KERNELS) == values.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("temperature", [1e-38, 1e-46, 1e-300])
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_a_tiny_temperature_takes_the_most_likely_token_too(temperature, truncation):
+    values = logits(3)
+    rows = [row(temperature=temperature, seed=seed, **truncation) for seed in range(3)]
+    assert sample(values, rows, KERNELS) == values.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", [1e-38, 1e-300])
+def test_a_tiny_repetition_penalty_draws_a_token_seen_before(penalty, temperature):
+    values = torch.tensor([[0.5, 1.0, 2.0, 3.0]])
+    one = row(temperature=temperature, repetition_penalty=penalty)
+    assert sample(values, [one], KERNELS)[0] in {1, 2}
+
+
 def test_a_draw_does_not_depend_on_the_rest_of_the_batch():
     values = logits(4)
     rows = [row(temperature=1.0, seed=seed, top_p=0.9) for seed in range(4)]

@@ -92,6 +92,7 @@ def _adjust(logits_V: Tensor, row: SampleRow) -> Tensor:
         values = out_V[seen]
         factor = params.repetition_penalty
         out_V[seen] = torch.where(values > 0, values / factor, values * factor)
+        out_V.clamp_(max=torch.finfo(out_V.dtype).max)  # a tiny penalty must not make infinities
     if params.presence_penalty or params.frequency_penalty:
         output = torch.tensor(row.token_ids[row.num_prompt :], dtype=torch.int64)
         ids, counts = torch.unique(output, return_counts=True)
@@ -104,8 +105,7 @@ def _adjust(logits_V: Tensor, row: SampleRow) -> Tensor:
 
 def _draw(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """Inverse transform sampling in vocabulary order from the truncated distribution."""
-    temperatures = [row.params.temperature for row in rows]
-    scaled_SV = logits_SV / torch.tensor(temperatures, device=logits_SV.device).unsqueeze(1)
+    scaled_SV = _scaled(logits_SV, [row.params.temperature for row in rows])
     floors_S1 = _floors(scaled_SV, rows)
     if floors_S1 is not None:
         scaled_SV = scaled_SV.masked_fill(scaled_SV < floors_S1, float("-inf"))
@@ -116,6 +116,13 @@ def _draw(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     # is never chosen.
     found_S1 = torch.searchsorted(sums_SV, targets_S1 * sums_SV[:, -1:], right=True)
     return found_S1.squeeze(1).clamp_(max=logits_SV.shape[1] - 1)
+
+
+def _scaled(logits_SV: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """Logits below the row's largest over the temperature: finite or -inf however small it is."""
+    least = torch.finfo(logits_SV.dtype).tiny
+    wanted = torch.tensor([max(least, one) for one in temperatures], device=logits_SV.device)
+    return (logits_SV - logits_SV.amax(-1, keepdim=True)) / wanted.unsqueeze(1)
 
 
 def _floors(scaled_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor | None:
