@@ -4,6 +4,7 @@ Compares the service's own answers, taken on the path that requests take, with t
 the weights. Knows neither tensors nor HTTP.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,9 @@ LEAST_TOLERANCE = 2e-5
 
 @dataclass(frozen=True)
 class GateResult:
-    """What the gate found. `compared` counts positions whose top-1 had to agree."""
+    """What the gate found. `compared` counts positions whose top-1 had to agree, `decoded` tokens
+    whose log-probability was the same decoded one by one and read at once.
+    """
 
     passed: bool
     compared: int
@@ -28,6 +31,8 @@ class GateResult:
     tolerance: float
     failures: tuple[str, ...]
 
+    decoded: int = 0
+
     @property
     def summary(self) -> str:
         """One line for people."""
@@ -35,7 +40,40 @@ class GateResult:
         return (
             f"known answers {verdict}: {self.compared} of {self.positions} positions compared, "
             f"largest log-probability error {self.worst_logprob_error:.2g} "
-            f"(allowed {self.tolerance:.2g})"
+            f"(allowed {self.tolerance:.2g}), {self.decoded} decode steps agree with prefill"
+        )
+
+    @property
+    def shown_failures(self) -> str:
+        """The first failures, and how many more there are."""
+        more = len(self.failures) - 3
+        return "; ".join(self.failures[:3]) + (f"; and {more} more" if more > 0 else "")
+
+    def with_decoding(
+        self,
+        decoded: Sequence[Sequence[TokenLogprobs]],
+        rescored: Sequence[Sequence[TokenLogprobs]],
+    ) -> "GateResult":
+        """Adds the comparison of tokens as they were decoded with the same tokens read at once.
+
+        The last entries of each rescored sequence belong to the decoded tokens.
+        """
+        failures = list(self.failures)
+        agreed = 0
+        for index, (tokens, scores) in enumerate(zip(decoded, rescored, strict=True)):
+            if not tokens or len(scores) < len(tokens):
+                failures.append(f"text {index}: {len(tokens)} decode steps, {len(scores)} scores")
+                continue
+            for token, score in zip(tokens, scores[-len(tokens) :], strict=True):
+                if abs(token.logprob - score.logprob) <= self.tolerance:
+                    agreed += 1
+                else:
+                    failures.append(
+                        f"text {index}: token {token.token_id} decoded with log-probability "
+                        f"{token.logprob:.6f}, read at once it has {score.logprob:.6f}"
+                    )
+        return dataclasses.replace(
+            self, passed=not failures, failures=tuple(failures), decoded=agreed
         )
 
 

@@ -13,6 +13,7 @@ from firstlight.cache.manager import CacheManager, distinct_specs
 from firstlight.checkpoint.known_answers import KnownAnswers, read_answers
 from firstlight.engine.gate import GateResult, compare_answers, fit_answers
 from firstlight.engine.ranks import RankGroup, free_rendezvous
+from firstlight.engine.self_test import Served, decoding_request, scoring_request, serve_to_end
 from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import CacheNeeds, cache_needs, num_blocks
 from firstlight.engine.timeline import Timeline
@@ -26,13 +27,11 @@ from firstlight.runner.protocol import (
     RankLoaded,
     RankProgress,
     RankSettings,
-    RunStep,
     StepDone,
 )
 from firstlight.schedule.request import SamplingParams, SubmittedRequest
 from firstlight.schedule.scheduler import Scheduler
 from firstlight.schedule.settings import SchedulerSettings
-from firstlight.schedule.step import TokenLogprobs
 from firstlight.sharding.layout import Layout
 from firstlight.sharding.slices import check_layout
 from firstlight.units import format_bytes
@@ -198,7 +197,7 @@ class Startup:
             )
             for index in range(min(2, self._settings.max_sequences))
         ]
-        self._run_to_end(running, requests)
+        self._serve_own(running, requests)
 
     def _gate(self, running: Running) -> None:
         answers = read_answers(Path(self._settings.model))
@@ -213,44 +212,34 @@ class Startup:
         self._facts["known_answers_compared"] = result.compared
         self._timeline.detail("start-up gate", result.summary)
         if not result.passed:
-            shown = "; ".join(result.failures[:3])
-            more = len(result.failures) - 3
             raise CheckFailed(
-                f"the service does not give the known answers of {self._settings.model}: {shown}"
-                + (f"; and {more} more" if more > 0 else "")
+                f"the service does not give the known answers of {self._settings.model}: "
+                + result.shown_failures
             )
 
     def _ask(self, running: Running, answers: KnownAnswers) -> GateResult:
-        requests = [
-            SubmittedRequest(
-                request_id=f"gate-{index}",
-                prompt_ids=case.token_ids,
-                params=SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1),
-                salt="gate",
-            )
-            for index, case in enumerate(answers.cases)
+        """Scores the known texts, and lets the service continue them one token at a time; what it
+        then said of its own tokens must be what it says when it reads them at once.
+        """
+        cases = answers.cases
+        scoring = [scoring_request(f"gate-{case.name}", case.token_ids) for case in cases]
+        decoding = [decoding_request(case) for case in cases]
+        found = self._serve_own(running, [*scoring, *decoding])
+        scored, decoded = found[: len(cases)], found[len(cases) :]
+        result = compare_answers(answers, [s.scores for s in scored], self._settings.dtype)
+        again = [
+            scoring_request(f"again-{case.name}", [*request.prompt_ids, *served.token_ids])
+            for case, request, served in zip(cases, decoding, decoded, strict=True)
         ]
-        scores = self._run_to_end(running, requests)
-        return compare_answers(answers, scores, self._settings.dtype)
+        rescored = [served.scores for served in self._serve_own(running, again)]
+        return result.with_decoding([s.logprobs for s in decoded], rescored)
 
-    def _run_to_end(
-        self, running: Running, requests: Sequence[SubmittedRequest]
-    ) -> list[list[TokenLogprobs]]:
-        """Serves requests before anybody else can; returns their prompt log-probabilities."""
-        scores: dict[str, list[TokenLogprobs]] = {r.request_id: [] for r in requests}
-        for request in requests:
-            running.scheduler.add(request)
-        while (plan := running.scheduler.schedule()) is not None:
-            running.ranks.send(RunStep(plan))
-            done = running.ranks.collect(StepDone)
-            self._advanced()
-            self._facts["ranks_resident_bytes"] = sum(report.resident_bytes for report in done)
-            for update in running.scheduler.update(done[0].result):
-                if update.error is not None:
-                    raise CheckFailed(f"{update.request_id}: {update.error}")
-                if update.prompt_logprobs is not None:
-                    scores[update.request_id] += update.prompt_logprobs.tokens
-        return list(scores.values())
+    def _serve_own(self, running: Running, requests: Sequence[SubmittedRequest]) -> list[Served]:
+        return serve_to_end(running.ranks, running.scheduler, requests, self._on_step)
+
+    def _on_step(self, done: Sequence[StepDone]) -> None:
+        self._advanced()
+        self._facts["ranks_resident_bytes"] = sum(report.resident_bytes for report in done)
 
     def _on_progress(self, message: RankProgress) -> None:
         self._advanced()
