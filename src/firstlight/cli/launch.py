@@ -9,10 +9,10 @@ import asyncio
 import dataclasses
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import FrameType
@@ -22,6 +22,7 @@ from firstlight.checkpoint.store import MODEL_FOLDER, is_store
 from firstlight.engine.process import EngineProcess
 from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import cache_needs, num_blocks
+from firstlight.engine.socket_folder import make_socket_folder
 from firstlight.engine.zmq_client import ZmqEngineClient
 from firstlight.models.spec import ModelSpec
 from firstlight.runner.memory import available_bytes
@@ -51,18 +52,29 @@ def launch(settings: ServeSettings) -> int:
     check_layout(spec.facts, Layout(tp=settings.tp))
     listener = bind_socket(settings.host, settings.port)
     configure_logging(settings.log_level)
-    with tempfile.TemporaryDirectory(prefix="firstlight-") as directory:
-        engine_settings = make_engine_settings(settings, Path(directory), started)
-        check_cache_fits(engine_settings, spec)
-        signal.signal(signal.SIGTERM, _end)  # until the server takes signals over, which drains
-        process = EngineProcess(engine_settings)
-        try:
-            return asyncio.run(_serve(settings, spec, (engine_settings, process), listener))
-        except (SystemExit, KeyboardInterrupt):
-            process.stop(patience_seconds=0.0)
-            raise
-        finally:
-            process.stop(patience_seconds=ENGINE_SECONDS)
+    folder = make_socket_folder()
+    try:
+        return _run(settings, spec, listener, make_engine_settings(settings, folder, started))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(
+    settings: ServeSettings,
+    spec: ModelSpec,
+    listener: socket.socket,
+    engine_settings: EngineSettings,
+) -> int:
+    check_cache_fits(engine_settings, spec)
+    signal.signal(signal.SIGTERM, _end)  # until the server takes signals over, which drains
+    process = EngineProcess(engine_settings)
+    try:
+        return asyncio.run(_serve(settings, spec, (engine_settings, process), listener))
+    except (SystemExit, KeyboardInterrupt):
+        process.stop(patience_seconds=0.0)
+        raise
+    finally:
+        process.stop(patience_seconds=ENGINE_SECONDS)
 
 
 def _end(signal_number: int, frame: FrameType | None) -> None:

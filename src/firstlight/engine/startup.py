@@ -4,7 +4,6 @@ Each step is a phase of the timeline; the first that fails ends the start with i
 """
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from firstlight.engine.ranks import RankGroup, free_rendezvous
 from firstlight.engine.self_test import Served, decoding_request, scoring_request, serve_to_end
 from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import CacheNeeds, cache_needs, num_blocks
+from firstlight.engine.socket_folder import make_socket_folder
 from firstlight.engine.timeline import Timeline
 from firstlight.errors import CheckFailed
 from firstlight.metrics.events import CacheState, MemoryMeasured, PhaseDone, Recorder
@@ -99,7 +99,7 @@ class Startup:
 
     def _start_ranks(self) -> RankGroup:
         settings = self._settings
-        directory = Path(tempfile.mkdtemp(prefix="firstlight-ranks-"))
+        directory = make_socket_folder()
         self.directory = directory
         common = RankSettings(
             rank=0,
