@@ -19,6 +19,7 @@ from firstlight.engine.timeline import Timeline
 from firstlight.errors import FirstlightError
 from firstlight.metrics.series import Series
 from firstlight.runner.parent import watch_parent
+from firstlight.settings.settings import debug_wanted
 
 HEARTBEAT_SECONDS = 0.5
 ENDED = "the engine process was told to end by a signal"
@@ -133,7 +134,7 @@ def run(settings: EngineSettings) -> int:
         failure, exit_code = str(error), error.exit_code
     except Exception as error:  # a process edge: the API must hear why the engine ended
         failure, exit_code = f"{type(error).__name__}: {error}", 1
-        if os.environ.get("FIRSTLIGHT_DEBUG"):
+        if debug_wanted():
             raise
     finally:
         heartbeat.stop()

@@ -175,6 +175,9 @@ def _start_rank(settings: RankSettings) -> subprocess.Popen[bytes]:
     environment["OMP_WAIT_POLICY"] = "passive"  # spinning ranks take the cores of the others
     environment["OMP_NUM_THREADS"] = str(settings.threads)
     environment["MKL_NUM_THREADS"] = str(settings.threads)
+    if "127.0.0.1" in settings.rendezvous:
+        # The host's name may stand for an address that ranks of one machine cannot reach.
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     command = [sys.executable, "-m", "firstlight.runner.worker"]
     return subprocess.Popen(
         [*command, msgspec.json.encode(settings).decode()],

@@ -1,6 +1,5 @@
 """Owns which process groups a rank belongs to; knows no model and no tensor name."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,7 +42,6 @@ def join(
     place = layout.place(rank)
     if layout.world_size == 1:
         return Mesh(place)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo") if "127.0.0.1" in init_method else None
     try:
         dist.init_process_group(
             backend,

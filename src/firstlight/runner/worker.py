@@ -47,6 +47,7 @@ from firstlight.runner.protocol import (
     ToRank,
 )
 from firstlight.runner.rows import RowTable
+from firstlight.settings.settings import debug_wanted
 from firstlight.sharding.layout import Layout
 
 
@@ -204,7 +205,7 @@ def main() -> int:
         return error.exit_code
     except Exception as error:  # a process edge: the engine must hear of anything that ends a rank
         channel.send(RankFailed(settings.rank, _describe(error), 1))
-        if os.environ.get("FIRSTLIGHT_DEBUG"):
+        if debug_wanted():
             raise
         return 1
     finally:
