@@ -70,7 +70,19 @@ def test_text_is_read_as_the_field_means_it(name, text, value):
     assert getattr(serve((), {variable_of(name): text}).value, name) == value
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", None])
+@pytest.mark.parametrize("flags", [True, False])
+def test_an_empty_key_is_refused_rather_than_taken_for_none(flags):
+    given = ({"api_key": ""}, {}) if flags else ((), {"FIRSTLIGHT_API_KEY": ""})
+    with pytest.raises(UsageError, match="api_key is empty"):
+        serve(*given)
+
+
+@pytest.mark.parametrize("word", ["none", "auto"])
+def test_words_for_left_out_are_text_like_any_other_in_a_text(word):
+    assert serve({"api_key": word}).value.api_key == word
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "[" * 100_000, None])
 def test_a_file_that_is_no_settings_file_is_bad_input(tmp_path, content):
     file = tmp_path / "s.json"
     if content is not None:

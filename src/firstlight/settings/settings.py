@@ -157,7 +157,9 @@ def read_value(raw: Any, hint: Any, detail: Field) -> Any:
     """
     optional = type(None) in typing.get_args(hint)
     base = next((a for a in typing.get_args(hint) if a is not type(None)), hint)
-    if optional and (raw is None or (isinstance(raw, str) and raw.lower() in ("", "none", "auto"))):
+    # Text has no words that stand for "left out": an empty key must not switch the key off.
+    unset = isinstance(raw, str) and base is not str and raw.lower() in ("", "none", "auto")
+    if optional and (raw is None or unset):
         return None
     value = _readers(detail.kind)[base](raw)
     if detail.minimum is not None and value < detail.minimum:
@@ -256,7 +258,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise BadInput(f"settings file {path} cannot be read: {problem.strerror}") from problem
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise BadInput(f"settings file {path} is not JSON: {problem}") from problem
     if not isinstance(content, dict):
         raise BadInput(f"settings file {path} must hold one JSON object, {{setting: value}}")
