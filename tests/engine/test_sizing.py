@@ -29,7 +29,7 @@ def test_bytes_of_a_block_count_every_layer_and_shrink_with_the_ranks() -> None:
 
 def test_no_more_blocks_than_all_sequences_can_fill() -> None:
     assert num_blocks(needs(), available=10**12, budget=None) == 4 * 32 + 1
-    assert num_blocks(needs(), available=0, budget=10**9) == 4 * 32 + 1
+    assert num_blocks(needs(), available=10**12, budget=10**9) == 4 * 32 + 1
 
 
 def test_without_a_budget_a_fifth_of_the_memory_and_all_beyond_the_limit_is_left() -> None:
@@ -40,11 +40,18 @@ def test_without_a_budget_a_fifth_of_the_memory_and_all_beyond_the_limit_is_left
 
 def test_a_cache_without_room_for_one_sequence_is_refused_with_ways_out() -> None:
     with pytest.raises(OutOfBudget) as refused:
-        num_blocks(needs(), available=0, budget=20 * needs().block_bytes)
+        num_blocks(needs(), available=10**12, budget=20 * needs().block_bytes)
     text = str(refused.value)
     fits = int(re.findall(r"lower the context to (\d+) tokens", text)[0])
     assert "512 tokens needs" in text and fits == 19 * 16
-    assert num_blocks(needs(context=fits), available=0, budget=20 * needs().block_bytes) == 20
+    assert num_blocks(needs(context=fits), available=10**12, budget=20 * needs().block_bytes) == 20
+
+
+def test_a_budget_beyond_the_memory_there_is_is_refused_unless_less_is_taken() -> None:
+    taken = (4 * 32 + 1) * needs().block_bytes
+    assert num_blocks(needs(), available=taken, budget=2 * taken) == 4 * 32 + 1
+    with pytest.raises(OutOfBudget, match="max_sequences"):
+        num_blocks(needs(), available=taken - 1, budget=2 * taken)
 
 
 @given(st.integers(1, 5000), st.integers(1, 100), st.integers(1, 64), st.integers(0, 10**8))
@@ -53,7 +60,7 @@ def test_a_cache_that_is_granted_holds_a_sequence_within_its_budget(
 ) -> None:
     wanted = needs(context, sequences, block=block)
     try:
-        blocks = num_blocks(wanted, available=0, budget=budget)
+        blocks = num_blocks(wanted, available=10**12, budget=budget)
     except OutOfBudget:
         assert budget < (wanted.blocks_per_sequence + 1) * wanted.block_bytes
         return

@@ -66,13 +66,19 @@ def num_blocks(needs: CacheNeeds, *, available: int, budget: int | None) -> int:
     """Returns blocks per cache group, the null block included.
 
     `available` is the least memory any rank has left, in bytes, already divided among ranks that
-    share it. Raises OutOfBudget, with the ways out in numbers, when not even one sequence fits.
+    share it. Raises OutOfBudget, with the ways out in numbers, when not even one sequence fits or
+    the budget grants more than is available.
     """
     limit = budget if budget is not None else default_budget(available)
     wanted = needs.max_sequences * needs.blocks_per_sequence + 1
     blocks = min(wanted, limit // needs.block_bytes)
     if blocks <= needs.blocks_per_sequence and blocks < wanted:
         raise OutOfBudget(_ways_out(needs, limit))
+    if (taken := blocks * needs.block_bytes) > available:
+        raise OutOfBudget(
+            f"the KV cache would take {format_bytes(taken)} on each rank, {format_bytes(available)} "
+            "are free. Lower the budget below that, or max_sequences, or the context"
+        )
     return int(blocks)
 
 
