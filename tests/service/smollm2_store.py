@@ -10,7 +10,7 @@ from pathlib import Path
 import fetch_smollm2
 import firstlight
 from firstlight.accept.convert import convert
-from firstlight.checkpoint.store import is_store
+from firstlight.checkpoint.store_names import is_store
 
 _CONVERTING = ("accept", "adapt", "assembly", "checkpoint", "inputs", "models", "sharding")
 

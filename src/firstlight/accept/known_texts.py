@@ -28,4 +28,4 @@ KNOWN_TEXTS = {
     ),
 }
 # Tokens taken of each text.
-KNOWN_TOKENS = 48
+KNOWN_TOKENS = 32

@@ -12,16 +12,12 @@ from typing import Any
 
 from firstlight.adapt.shard_files import find_licence
 from firstlight.checkpoint.findings import ERROR, NOTE, Finding, errors_of
+from firstlight.checkpoint.json_file import read_json
 from firstlight.checkpoint.names import NameReport, match_names
 from firstlight.checkpoint.reader import scan_checkpoint
-from firstlight.checkpoint.store import (
-    MODEL_FOLDER,
-    Store,
-    is_store,
-    read_manifest,
-    size_findings,
-)
-from firstlight.checkpoint.tensor_info import Checkpoint, read_json
+from firstlight.checkpoint.store import Store, read_manifest, size_findings
+from firstlight.checkpoint.store_names import MODEL_FOLDER, is_store
+from firstlight.checkpoint.tensor_info import Checkpoint
 from firstlight.errors import BadInput
 from firstlight.models.spec import ModelSpec, read_model_spec
 from firstlight.sharding.codecs import tensor_bytes

@@ -23,19 +23,14 @@ from firstlight.checkpoint.findings import refuse_errors
 from firstlight.checkpoint.names import prove_tied
 from firstlight.checkpoint.progress import Progress, silent
 from firstlight.checkpoint.reader import open_checkpoint
-from firstlight.checkpoint.store import (
-    ANSWERS_FOLDER,
-    MODEL_FOLDER,
-    Manifest,
-    is_store,
-    read_manifest,
-)
+from firstlight.checkpoint.store import Manifest, read_manifest
 from firstlight.checkpoint.store_layout import (
     BlockRecord,
     GranuleKey,
     UnitRecord,
     payload_bytes,
 )
+from firstlight.checkpoint.store_names import ANSWERS_FOLDER, MODEL_FOLDER, is_store
 from firstlight.checkpoint.tensor_info import Checkpoint
 from firstlight.checkpoint.writer import StoreWriter, UnitWriter, forget_notes
 from firstlight.errors import StoreError, UsageError

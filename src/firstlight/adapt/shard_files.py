@@ -10,7 +10,8 @@ from blake3 import blake3
 
 from firstlight.checkpoint.gguf import GgufCheckpoint
 from firstlight.checkpoint.positioned_io import explained
-from firstlight.checkpoint.store import MODEL_FOLDER, Store
+from firstlight.checkpoint.store import Store
+from firstlight.checkpoint.store_names import MODEL_FOLDER
 from firstlight.checkpoint.tensor_info import Checkpoint
 from firstlight.errors import UsageError
 

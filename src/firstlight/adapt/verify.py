@@ -12,13 +12,7 @@ from firstlight.checkpoint.digests import Entries, checksums_of, granule_digest
 from firstlight.checkpoint.findings import ERROR, Finding
 from firstlight.checkpoint.positioned_io import InputFile
 from firstlight.checkpoint.progress import Progress, silent
-from firstlight.checkpoint.store import (
-    ANSWERS_FOLDER,
-    MODEL_FOLDER,
-    Store,
-    read_manifest,
-    size_findings,
-)
+from firstlight.checkpoint.store import Store, read_manifest, size_findings
 from firstlight.checkpoint.store_layout import (
     UnitRecord,
     block_offsets,
@@ -30,6 +24,7 @@ from firstlight.checkpoint.store_layout import (
     uncovered_parts,
     unit_record,
 )
+from firstlight.checkpoint.store_names import ANSWERS_FOLDER, MODEL_FOLDER
 from firstlight.errors import BadInput, DigestMismatch
 from firstlight.units import format_bytes, format_count
 

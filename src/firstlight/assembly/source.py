@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from firstlight.checkpoint.json_file import read_json
 from firstlight.checkpoint.reader import open_checkpoint
-from firstlight.checkpoint.store import MODEL_FOLDER, is_store, open_store
-from firstlight.checkpoint.tensor_info import read_json
+from firstlight.checkpoint.store import open_store
+from firstlight.checkpoint.store_names import MODEL_FOLDER, is_store
 from firstlight.errors import BadInput
 from firstlight.models.spec import ModelSpec, read_model_spec
 

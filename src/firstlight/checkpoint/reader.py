@@ -15,15 +15,10 @@ from blake3 import blake3
 
 from firstlight.checkpoint.findings import ERROR, NOTE, WARNING, Finding, refuse_errors
 from firstlight.checkpoint.gguf import GgufCheckpoint
+from firstlight.checkpoint.json_file import read_json
 from firstlight.checkpoint.positioned_io import InputFile
 from firstlight.checkpoint.safetensors_header import Header, read_header
-from firstlight.checkpoint.tensor_info import (
-    RAW_TYPES,
-    Array,
-    Checkpoint,
-    TensorInfo,
-    read_json,
-)
+from firstlight.checkpoint.tensor_info import RAW_TYPES, Array, Checkpoint, TensorInfo
 from firstlight.errors import BadInput, ConfigError, TensorError
 from firstlight.units import format_count
 

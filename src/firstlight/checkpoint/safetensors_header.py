@@ -13,8 +13,9 @@ import msgspec
 from blake3 import blake3
 
 from firstlight.checkpoint.findings import ERROR, Finding
+from firstlight.checkpoint.json_file import duplicates
 from firstlight.checkpoint.positioned_io import InputFile
-from firstlight.checkpoint.tensor_info import TensorInfo, duplicates
+from firstlight.checkpoint.tensor_info import TensorInfo
 from firstlight.sharding.codecs import DTYPE_BITS, tensor_bytes
 from firstlight.units import format_count
 

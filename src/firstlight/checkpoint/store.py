@@ -13,16 +13,18 @@ from blake3 import blake3
 from firstlight.checkpoint.digests import ENTRY_TYPE, Entries
 from firstlight.checkpoint.findings import ERROR, Finding, refuse_errors
 from firstlight.checkpoint.store_layout import UnitRecord, granule_total
+from firstlight.checkpoint.store_names import (
+    COMPLETE_NAME,
+    MANIFEST_NAME,
+    PARTIAL_FOLDER,
+    UNITS_FOLDER,
+)
 from firstlight.errors import DigestMismatch, StoreError
 from firstlight.units import format_count
 
 _REMAKE = "make the store again"
 FORMAT_NAME = "firstlight-store"
 FORMAT_VERSION = 1
-MANIFEST_NAME = "manifest.json"
-COMPLETE_NAME = "COMPLETE"
-UNITS_FOLDER, MODEL_FOLDER, ANSWERS_FOLDER = "units", "model", "answers"
-PARTIAL_FOLDER = "partial"
 
 
 class SourceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,9 +177,3 @@ def open_store(path: Path) -> Store:
     store = Store(path, read_manifest(path))
     refuse_errors(size_findings(store), str(path), kind=StoreError)
     return store
-
-
-def is_store(path: Path) -> bool:
-    """Says whether a directory is a store, finished or not (and not a checkpoint)."""
-    names = (COMPLETE_NAME, MANIFEST_NAME, PARTIAL_FOLDER)
-    return path.is_dir() and any((path / name).exists() for name in names)

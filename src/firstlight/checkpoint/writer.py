@@ -19,14 +19,7 @@ from firstlight.checkpoint.positioned_io import (
     sync_directory,
     write_whole,
 )
-from firstlight.checkpoint.store import (
-    COMPLETE_NAME,
-    MANIFEST_NAME,
-    PARTIAL_FOLDER,
-    UNITS_FOLDER,
-    Manifest,
-    encode_manifest,
-)
+from firstlight.checkpoint.store import Manifest, encode_manifest
 from firstlight.checkpoint.store_layout import (
     DIGEST_BYTES,
     ENTRY_BYTES,
@@ -39,6 +32,12 @@ from firstlight.checkpoint.store_layout import (
     granule_parts,
     granule_total,
     stride,
+)
+from firstlight.checkpoint.store_names import (
+    COMPLETE_NAME,
+    MANIFEST_NAME,
+    PARTIAL_FOLDER,
+    UNITS_FOLDER,
 )
 from firstlight.checkpoint.tensor_info import Array
 from firstlight.errors import EnvironmentProblem, StoreError

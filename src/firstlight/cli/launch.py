@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from firstlight.checkpoint.store import MODEL_FOLDER, is_store
+from firstlight.checkpoint.store_names import MODEL_FOLDER, is_store
 from firstlight.engine.process import EngineProcess
 from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import cache_needs, num_blocks

@@ -76,8 +76,9 @@ def num_blocks(needs: CacheNeeds, *, available: int, budget: int | None) -> int:
         raise OutOfBudget(_ways_out(needs, limit))
     if (taken := blocks * needs.block_bytes) > available:
         raise OutOfBudget(
-            f"the KV cache would take {format_bytes(taken)} on each rank, {format_bytes(available)} "
-            "are free. Lower the budget below that, or max_sequences, or the context"
+            f"the KV cache would take {format_bytes(taken)} on each rank, "
+            f"{format_bytes(available)} are free. Lower the budget below that, or max_sequences, "
+            "or the context"
         )
     return int(blocks)
 

@@ -4,9 +4,8 @@ it.
 
 from pathlib import Path
 
-from firstlight.checkpoint.reader import open_checkpoint
-from firstlight.checkpoint.store import is_store
-from firstlight.checkpoint.tensor_info import read_json
+from firstlight.checkpoint.json_file import read_json
+from firstlight.checkpoint.store_names import is_store
 from firstlight.errors import BadInput
 from firstlight.models.spec import ModelSpec, read_model_spec
 
@@ -22,6 +21,8 @@ def read_spec(path: Path) -> ModelSpec:
         return read_model_spec(read_json(path / "model" / "config.json"))
     if path.is_dir() and (path / "config.json").exists():
         return read_model_spec(read_json(path / "config.json"))
+    from firstlight.checkpoint.reader import open_checkpoint
+
     checkpoint = open_checkpoint(path)
     try:
         return read_model_spec(checkpoint.config())
