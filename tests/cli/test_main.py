@@ -129,7 +129,7 @@ def test_version_and_probe_report_as_json():
 
 
 def test_settings_are_shown_with_their_origin(tmp_path):
-    (tmp_path / "s.json").write_text('{"seed": 5}')
+    (tmp_path / "s.json").write_text('{"max_waiting": 5}')
     result = run(
         *("serve", "m", "--context", "4K", "--settings", str(tmp_path / "s.json")),
         "--show-settings",
@@ -137,7 +137,7 @@ def test_settings_are_shown_with_their_origin(tmp_path):
     )
     assert "context = 4096  (flag --context)" in result.stdout
     assert "max_sequences = 7  (FIRSTLIGHT_MAX_SEQUENCES)" in result.stdout
-    assert f"seed = 5  (file {tmp_path / 's.json'})" in result.stdout
+    assert f"max_waiting = 5  (file {tmp_path / 's.json'})" in result.stdout
 
 
 def test_an_unknown_variable_of_ours_stops_serve():

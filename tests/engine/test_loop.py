@@ -32,8 +32,9 @@ class RankInThisProcess:
     def send(self, order: RunStep) -> None:
         self._order = order
 
-    def collect(self, kind: type[StepDone]) -> list[StepDone]:
+    def collect(self, kind: type[StepDone], *, on_progress) -> list[StepDone]:
         self.check_alive()
+        on_progress(RankProgress(0, "step", 0.0))  # as a rank does in a long step
         self.num_steps += 1
         return [StepDone(0, self._engine.runner.run(self._order.plan), 0, 0)]
 

@@ -22,11 +22,13 @@ def written(path, content):
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path):
-    file = written(tmp_path / "s.json", {"port": 1, "tp": 2, "seed": 3})
+    file = written(tmp_path / "s.json", {"port": 1, "tp": 2, "max_waiting": 3})
     found = serve({"port": 9}, {"FIRSTLIGHT_PORT": "8", "FIRSTLIGHT_TP": "4"}, file)
-    assert (found.value.port, found.value.tp, found.value.seed) == (9, 4, 3)
+    assert (found.value.port, found.value.tp, found.value.max_waiting) == (9, 4, 3)
     assert found.value.block_size == 16
-    origins = {name: found.origins[name].source for name in ("port", "tp", "seed", "block_size")}
+    origins = {
+        name: found.origins[name].source for name in ("port", "tp", "max_waiting", "block_size")
+    }
     assert list(origins.values()) == ["flag", "environment", "file", "default"]
 
 

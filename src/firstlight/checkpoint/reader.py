@@ -149,6 +149,8 @@ def _open_other(path: Path) -> Checkpoint:
         return GgufCheckpoint(gguf[0])
     if gguf:
         raise TensorError(f"{path}: {len(gguf)} GGUF files; name the one to read")
+    if not path.is_dir():
+        raise TensorError(f"{path}: neither a folder nor a .safetensors or .gguf file")
     pickled = [f.name for f in sorted(path.iterdir()) if f.suffix in (".bin", ".pt", ".pth")]
     hint = f" {_PICKLE}; found {', '.join(pickled[:8])}" if pickled else ""
     raise TensorError(f"{path}: holds no .safetensors and no .gguf file.{hint}")

@@ -91,6 +91,18 @@ def check_cache_fits(settings: EngineSettings, spec: ModelSpec) -> None:
     num_blocks(cache_needs(settings, spec), available=available, budget=settings.kv_budget_bytes)
 
 
+def device_name(asked: str) -> str:
+    """Returns the platform to run on; only asking for another than the CPU loads anything.
+
+    Raises UsageError for an unknown one, EnvironmentProblem for one that cannot be used here.
+    """
+    if asked == "cpu":
+        return asked
+    from firstlight.platforms.find import find_platform
+
+    return find_platform(asked).name
+
+
 def make_engine_settings(
     settings: ServeSettings, directory: Path, started: float
 ) -> EngineSettings:
@@ -103,7 +115,7 @@ def make_engine_settings(
         engine_endpoint=f"ipc://{directory}/engine",
         tp=settings.tp,
         dtype=settings.dtype,
-        device="cpu" if settings.device == "auto" else settings.device,
+        device=device_name(settings.device),
         threads=settings.threads_per_rank(cores),
         context_length=settings.context,
         kv_budget_bytes=settings.kv_budget_bytes,

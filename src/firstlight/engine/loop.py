@@ -120,7 +120,7 @@ class EngineLoop:
         self._record_starts(plan)
         began = time.perf_counter()
         ranks.send(protocol.RunStep(plan))
-        done = ranks.collect(protocol.StepDone)
+        done = ranks.collect(protocol.StepDone, on_progress=lambda _: self._advanced())
         result = done[0].result
         updates = scheduler.update(result)
         self._answer(updates)

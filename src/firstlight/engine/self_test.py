@@ -43,7 +43,7 @@ def serve_to_end(
     _add_while_there_is_room(scheduler, pending)
     while (plan := scheduler.schedule()) is not None:
         ranks.send(RunStep(plan))
-        done = ranks.collect(StepDone)
+        done = ranks.collect(StepDone, on_progress=lambda _: on_step(()))
         on_step(done)
         for update in scheduler.update(done[0].result):
             if update.error is not None:

@@ -239,7 +239,8 @@ class Startup:
 
     def _on_step(self, done: Sequence[StepDone]) -> None:
         self._advanced()
-        self._facts["ranks_resident_bytes"] = sum(report.resident_bytes for report in done)
+        if done:
+            self._facts["ranks_resident_bytes"] = sum(r.resident_bytes for r in done)
 
     def _on_progress(self, message: RankProgress) -> None:
         self._advanced()

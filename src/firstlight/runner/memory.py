@@ -4,6 +4,8 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
+from firstlight.platforms.host import read_host
+
 PAGE_BYTES = resource.getpagesize()
 
 
@@ -33,8 +35,5 @@ def peak_resident_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Returns the memory the kernel could give without swapping."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    """Returns the memory a process here may still take, the limits of a container included."""
+    return read_host().memory.available_bytes

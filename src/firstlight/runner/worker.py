@@ -50,6 +50,9 @@ from firstlight.runner.rows import RowTable
 from firstlight.settings.settings import debug_wanted
 from firstlight.sharding.layout import Layout
 
+# How often a rank says that a long step goes on.
+SECONDS_BETWEEN_SIGNS = 1.0
+
 
 class RankChannel:
     """The two sockets of a rank: plans in, reports out."""
@@ -86,6 +89,7 @@ class Rank:
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._mesh: Mesh | None = None
         self._runner: ModelRunner | None = None
+        self._told_at = 0.0
 
     def start(self) -> None:
         """Joins the group, chooses kernels, loads the weights and reports."""
@@ -162,6 +166,8 @@ class Rank:
         context = RunnerContext(
             self._model.module, caches, self._kernels, self._device, self._mesh.is_first
         )
+        for layer in self._model.module.layers:
+            layer.register_forward_hook(self._tell_of_long_steps)
         pages = -(-self._context_length // settings.block_size)
         table = RowTable(settings.max_sequences, len(distinct_specs(states)), pages)
         self._runner = ModelRunner(context, table)
@@ -169,8 +175,16 @@ class Rank:
             CachesAllocated(settings.rank, planned_cache_bytes(states, shape), state_bytes(caches))
         )
 
+    def _tell_of_long_steps(self, *_: Any) -> None:
+        """A step may take minutes on a slow device; who moves from layer to layer is not hung."""
+        now = time.time()
+        if now - self._told_at > SECONDS_BETWEEN_SIGNS:
+            self._told_at = now
+            self._channel.send(RankProgress(self._settings.rank, "step", now))
+
     def _run(self, order: RunStep) -> None:
         assert self._runner is not None, "a step came before the caches"
+        self._told_at = time.time()
         result = self._runner.run(order.plan)
         self._channel.send(
             StepDone(self._settings.rank, result, resident_bytes(), peak_resident_bytes())

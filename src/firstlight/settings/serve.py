@@ -58,7 +58,6 @@ class ServeSettings:
     threads: int | None = setting(
         None, "compute threads of one rank", minimum=1, optional_text="cores / tp"
     )
-    seed: int = setting(0, "seed of requests that bring none", minimum=0)
     drain_seconds: float = setting(30.0, "time for running requests at shutdown", minimum=0)
     log_level: str = setting("info", "least level logged", choices=LOG_LEVELS)
     max_body_bytes: int = setting(16 * 1024**2, "largest request body", kind="bytes", minimum=1024)
