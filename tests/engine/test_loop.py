@@ -12,7 +12,7 @@ from firstlight.engine.messages import Cancel, Drain, FromEngine, Output, Output
 from firstlight.engine.ranks import RankFailure
 from firstlight.engine.startup import Running
 from firstlight.metrics.series import Series
-from firstlight.runner.protocol import RunStep, StepDone
+from firstlight.runner.protocol import RankProgress, RunStep, StepDone
 from firstlight.schedule.request import FinishReason, SubmittedRequest
 from local_engine import EngineShape, LocalEngine, greedy
 from tiny_models import tiny_config, write_checkpoint
