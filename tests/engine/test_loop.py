@@ -109,7 +109,7 @@ def serve(
     )
     loop.serve()
     engine.scheduler.check_integrity()
-    assert not loop.busy and len(advanced) == ranks.num_steps
+    assert not loop.busy and len(advanced) == 2 * ranks.num_steps
     return outside, engine, series.flatten()
 
 
