@@ -23,6 +23,7 @@ from firstlight.cache.manager import distinct_specs
 from firstlight.errors import FirstlightError
 from firstlight.kernels.builtin import builtin_kernels, machine_query
 from firstlight.kernels.registry import KernelSet
+from firstlight.metrics.series import resident_bytes
 from firstlight.parallel.mesh import Mesh, join
 from firstlight.runner.cache_tensors import (
     CacheShape,
@@ -30,7 +31,7 @@ from firstlight.runner.cache_tensors import (
     planned_cache_bytes,
     state_bytes,
 )
-from firstlight.runner.memory import available_bytes, peak_resident_bytes, resident_bytes
+from firstlight.runner.memory import available_bytes, peak_resident_bytes
 from firstlight.runner.model_runner import ModelRunner, RunnerContext
 from firstlight.runner.parent import watch_parent
 from firstlight.runner.protocol import (
