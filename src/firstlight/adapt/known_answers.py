@@ -49,7 +49,7 @@ class AnswerRecorder:
             tokens_T = torch.tensor([t for ids in self._samples.values() for t in ids])
             for dtype in self._dtypes:
                 self._install(tensors, dtype)
-                self._carries[dtype] = self._module.start(tokens_T)
+                self._carries[dtype] = self._module.start(tokens_T, self._batch)
         elif unit.startswith("layer-"):
             layer = self._module.layers[int(unit.removeprefix("layer-"))]
             for dtype in self._dtypes:

@@ -5,9 +5,17 @@ Shape letters: T tokens of all sequences back to back, B sequences, P pages of o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class PlacedFeatures(NamedTuple):
+    """Rows [M, D] that take the place of the embeddings of packed tokens `index_M` (int64)."""
+
+    index_M: Tensor
+    rows_MD: Tensor
 
 
 @dataclass(frozen=True)
@@ -17,7 +25,8 @@ class PackedBatch:
     `positions_T` (int64) is each token's place in its sequence. `starts_B1` (int32) holds `bounds`
     as a tensor. With a cache, `contexts_B` (int32) is the number of tokens each sequence has once
     this step is written, and `tables` holds per cache group the pages of each sequence, [B, P]
-    int32. `adapters_T` is reserved for an adapter index per token.
+    int32. `features` are encoder outputs to be put in the place of placeholder tokens. `adapters_T`
+    is reserved for an adapter index per token.
     """
 
     positions_T: Tensor
@@ -25,6 +34,7 @@ class PackedBatch:
     starts_B1: Tensor
     contexts_B: Tensor | None = None
     tables: tuple[Tensor, ...] = ()
+    features: PlacedFeatures | None = None
     adapters_T: Tensor | None = field(default=None)
 
     @property

@@ -17,7 +17,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     (seed, position) alone, so batch, chunking and preemption do not change it. `end_token_ids` end
     the request (the model's end tokens unless they are to be ignored, and the caller's stop ids).
     `logprobs` and `prompt_logprobs` give the number of alternatives beside the chosen token; None
-    is off.
+    is off. `grammar` limits which tokens may come: an llguidance grammar, empty for none.
     """
 
     max_tokens: int
@@ -34,6 +34,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     end_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: str = ""
+
+
+class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An image of a prompt: it stands behind the placeholder tokens [first, first + count).
+
+    `patches` are uint8 pixels [t * h * w, 3, patch, patch] of `grid` (t, h, w), before they are
+    normalised; `digest` names patches and grid, and is part of the cache key of its tokens.
+    """
+
+    first: int
+    count: int
+    digest: str
+    grid: tuple[int, int, int]
+    patches: bytes
 
 
 class FinishReason(str, Enum):
@@ -46,7 +61,7 @@ class FinishReason(str, Enum):
 
 
 class SubmittedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as it enters the engine. `salt` and `media_digests` are part of its cache key.
+    """A request as it enters the engine. `salt` and `media` are part of its cache key.
 
     Smaller `priority` numbers are served first.
     """
@@ -56,7 +71,7 @@ class SubmittedRequest(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     priority: int = 0
     salt: str = ""
-    media_digests: tuple[str, ...] = ()
+    media: tuple[MediaItem, ...] = ()
 
 
 class RequestState(str, Enum):
@@ -104,7 +119,7 @@ class Request:
     @property
     def media_digests(self) -> tuple[str, ...]:
         """What stands behind the placeholder tokens; part of the cache key."""
-        return self.submitted.media_digests
+        return tuple(item.digest for item in self.submitted.media)
 
     @property
     def may_reuse(self) -> bool:

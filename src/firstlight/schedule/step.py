@@ -7,7 +7,7 @@ NewSequence until it is named in `released`.
 
 import msgspec
 
-from firstlight.schedule.request import SamplingParams
+from firstlight.schedule.request import MediaItem, SamplingParams
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True):
@@ -22,6 +22,22 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     num_prompt: int
     params: SamplingParams
     blocks: list[list[int]]
+    media: tuple[MediaItem, ...] = ()
+
+
+class StateCopy(msgspec.Struct, frozen=True, array_like=True):
+    """A copy of one slot onto another in every layer of a recurrent cache group."""
+
+    group: int
+    source: int
+    target: int
+
+
+class TokenMask(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens a row may sample: bit i of the little-endian 32-bit words stands for token i."""
+
+    row: int
+    bits: bytes
 
 
 class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
@@ -42,12 +58,19 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
-    """One step of every rank. `released` rows are dropped before the step begins."""
+    """One step of every rank. `released` rows are dropped before the step begins.
+
+    `restores` are carried out before the first token is computed, `saves` after the last one.
+    `masks` limit the rows they name; other rows may sample anything.
+    """
 
     step: int
     new: list[NewSequence]
     steps: list[SequenceStep]
     released: list[int]
+    restores: list[StateCopy] = []
+    saves: list[StateCopy] = []
+    masks: list[TokenMask] = []
 
     @property
     def num_tokens(self) -> int:

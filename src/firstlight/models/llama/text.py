@@ -83,7 +83,7 @@ class LlamaModel(nn.Module):
         if config.tied:
             self.head.lm_head.weight = self.embed.weight
 
-    def start(self, tokens_T: Tensor) -> Carry:
+    def start(self, tokens_T: Tensor, batch: PackedBatch) -> Carry:
         """Returns the carry that enters the first layer; `tokens_T` is int64."""
         return Carry(self.embed(tokens_T))
 
@@ -94,7 +94,7 @@ class LlamaModel(nn.Module):
         states: Sequence[PagedKeysValues | None] | None = None,
     ) -> Carry:
         """Returns the carry after the last layer; `head` turns chosen tokens of it into logits."""
-        carry = self.start(tokens_T)
+        carry = self.start(tokens_T, batch)
         for index, layer in enumerate(self.layers):
             carry = layer(carry, batch, states[index] if states else None)
         return carry
