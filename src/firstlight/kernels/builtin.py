@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from firstlight.kernels.native import NativeKernels, load_native
-from firstlight.kernels.reference import attention, dense, packed
+from firstlight.kernels.reference import (
+    attention,
+    delta_rule,
+    dense,
+    experts,
+    latent,
+    packed,
+    residual_mix,
+)
 from firstlight.kernels.registry import (
     FLOAT_DTYPES,
     Kernel,
@@ -31,6 +39,14 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "rotary_paged_attention": attention.rotary_paged_attention,
     "attention": attention.attention,
     "greedy": dense.greedy,
+    "gated_activation": experts.gated_activation,
+    "experts": experts.experts,
+    "experts_mxfp4": experts.experts_mxfp4,
+    "short_conv": delta_rule.short_conv,
+    "delta_rule": delta_rule.delta_rule,
+    "latent_attention": latent.latent_attention,
+    "expanded_latent_attention": latent.expanded_latent_attention,
+    "residual_mix": residual_mix.residual_mix,
     "pack_weight_as": packed.pack_weight_as,
     "packed_rows": packed.packed_rows,
     "packed_linear": packed.packed_linear,

@@ -23,6 +23,14 @@ OPERATIONS = (
     "rotary_paged_attention",
     "attention",
     "greedy",
+    "gated_activation",
+    "experts",
+    "experts_mxfp4",
+    "short_conv",
+    "delta_rule",
+    "latent_attention",
+    "expanded_latent_attention",
+    "residual_mix",
     "pack_weight_as",
     "packed_rows",
     "packed_linear",
@@ -111,6 +119,14 @@ class KernelSet:
     rotary_paged_attention: Callable[..., Any]
     attention: Callable[..., Any]
     greedy: Callable[..., Any]
+    gated_activation: Callable[..., Any]
+    experts: Callable[..., Any]
+    experts_mxfp4: Callable[..., Any]
+    short_conv: Callable[..., Any]
+    delta_rule: Callable[..., Any]
+    latent_attention: Callable[..., Any]
+    expanded_latent_attention: Callable[..., Any]
+    residual_mix: Callable[..., Any]
     pack_weight_as: Callable[..., Any]
     packed_rows: Callable[..., Any]
     packed_linear: Callable[..., Any]

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from firstlight.kernels.reference.dense import rotary
+from firstlight.kernels.reference.spans import check_spans, pages_of
 
 QUERY_ROWS = 512
 
@@ -42,10 +43,10 @@ def paged_attention(
     starts, contexts = starts_B1.tolist(), contexts_B.tolist()
     slots = keys_PKSH.shape[2]
     pages = [
-        _pages(table_BP, sequence, context, slots, keys_PKSH.shape[0])
+        pages_of(table_BP, sequence, context, slots, keys_PKSH.shape[0])
         for sequence, context in enumerate(contexts)
     ]
-    _check_spans(starts, contexts, q_TNH.shape[0])
+    check_spans(starts, contexts, q_TNH.shape[0])
     out_TNH = torch.empty_like(q_TNH)
     for sequence, context in enumerate(contexts):
         begin, end = starts[sequence], starts[sequence + 1]
@@ -102,7 +103,7 @@ def attention(
 ) -> Tensor:
     """Attend causally within each sequence of the batch; no cache, differentiable."""
     starts = starts_B1.tolist()
-    _check_spans(starts, None, q_TNH.shape[0])
+    check_spans(starts, None, q_TNH.shape[0])
     parts = [
         _attend(
             q_TNH[begin:end],
@@ -147,29 +148,3 @@ def _attend(
 def _gathered(pages_PKSH: Tensor, page_ids: Tensor, context: int) -> Tensor:
     chosen = pages_PKSH[page_ids].transpose(0, 1)
     return chosen.reshape(chosen.shape[0], -1, chosen.shape[-1])[:, :context]
-
-
-def _pages(table_BP: Tensor, sequence: int, context: int, slots: int, num_pages: int) -> Tensor:
-    """Return the page ids (int64) of a sequence's context, checked against the cache's size."""
-    needed = -(-context // slots)
-    if needed > table_BP.shape[1]:
-        raise IndexError(
-            f"sequence {sequence} has {context} tokens, its table only {table_BP.shape[1]} pages"
-        )
-    page_ids = table_BP[sequence, :needed].long()
-    if needed and not 0 <= int(page_ids.min()) <= int(page_ids.max()) < num_pages:
-        raise IndexError(f"sequence {sequence} names a page outside the {num_pages} of the cache")
-    return page_ids
-
-
-def _check_spans(starts: list[int], contexts: list[int] | None, tokens: int) -> None:
-    lengths = [end - begin for begin, end in pairwise(starts)]
-    if starts[:1] != [0] or starts[-1] != tokens or min(lengths, default=0) < 0:
-        raise ValueError(f"starts {starts} do not cut {tokens} tokens into sequences")
-    if contexts is None:
-        return
-    if len(contexts) != len(lengths):
-        raise ValueError(f"{len(contexts)} contexts for {len(lengths)} sequences")
-    for sequence, (length, context) in enumerate(zip(lengths, contexts, strict=True)):
-        if context < length:
-            raise ValueError(f"sequence {sequence}: {length} tokens in a context of {context}")
