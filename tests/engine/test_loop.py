@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from firstlight.engine.constraints import Constraints, open_factory
 from firstlight.engine.loop import EngineLoop
 from firstlight.engine.messages import Cancel, Drain, FromEngine, Output, Outputs, Submit, ToEngine
 from firstlight.engine.ranks import RankFailure
@@ -103,6 +104,7 @@ def serve(
     loop = EngineLoop(
         running,
         series,
+        constraints=Constraints(lambda: open_factory(folder, engine.spec.vocab_size)),
         receive=outside.receive,
         send=outside.send,
         advanced=lambda: advanced.append(None),

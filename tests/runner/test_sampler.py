@@ -1,6 +1,7 @@
 """The sampler: what it keeps, what it never chooses, and that a choice depends on nothing else."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstlight.kernels.builtin import reference_kernels
-from firstlight.runner.sampler import SampleRow, sample, token_logprobs, uniform
+from firstlight.runner.sampler import (
+    SampleRow,
+    allowed_tokens,
+    sample,
+    token_logprobs,
+    uniform,
+)
 from firstlight.schedule.request import SamplingParams
 
 KERNELS = reference_kernels()
@@ -124,3 +131,54 @@ def test_logprobs_are_those_of_the_model():
     assert [token for token, _ in found[1].top] == want[1].topk(5).indices.tolist()
     assert found[0].rank == int((want[0] > want[0, 3]).sum()) + 1
     assert math.fsum(math.exp(p) for _, p in found[0].top) < 1
+
+
+def mask_of(*tokens, vocabulary=50):
+    bits = bytearray(4 * -(-vocabulary // 32))
+    for token in tokens:
+        bits[token // 8] |= 1 << token % 8
+    return allowed_tokens(bytes(bits), vocabulary, torch.device("cpu"))
+
+
+@given(st.sets(st.integers(0, 69)), st.integers(1, 100))
+def test_a_mask_is_read_bit_by_bit_and_padding_is_not_allowed(tokens, vocabulary):
+    bits = bytearray(12)
+    for token in tokens:
+        bits[token // 8] |= 1 << token % 8
+    found = allowed_tokens(bytes(bits), vocabulary, torch.device("cpu"))
+    assert found.nonzero().flatten().tolist() == sorted(t for t in tokens if t < vocabulary)
+    assert not allowed_tokens(b"", vocabulary, torch.device("cpu")).any()
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}, {}])
+def test_only_allowed_tokens_are_drawn_whatever_the_truncation(params):
+    values = logits()
+    worst = values[0].argsort()[:4].tolist()
+    rows = [
+        replace(row(seed=seed, **{"temperature": 1.0, **params}), allowed_V=mask_of(*worst))
+        for seed in range(100)
+    ]
+    drawn = set(sample(values.expand(100, -1), rows, KERNELS))
+    assert drawn <= set(worst)
+    if params == {"temperature": 0.0}:
+        assert drawn == {worst[-1]}  # the likeliest of the allowed ones
+
+
+def test_a_bias_and_a_penalty_do_not_lift_a_mask():
+    values = logits()
+    biased = row(temperature=0.0, logit_bias={9: 100.0}, presence_penalty=-2.0, output=(9,))
+    assert sample(values, [replace(biased, allowed_V=mask_of(3))], KERNELS) == [3]
+
+
+def test_a_grammar_at_its_end_ends_a_text_before_its_least_length():
+    short = row(temperature=0.0, min_tokens=5, end_token_ids=(7,))
+    values = logits()
+    values[0, 7] = 50.0
+    assert sample(values, [replace(short, allowed_V=mask_of(7))], KERNELS) == [7]
+    assert sample(values, [replace(short, allowed_V=mask_of(7, 4))], KERNELS) == [4]
+
+
+def test_a_masked_row_leaves_its_neighbours_alone():
+    values = logits(2)
+    rows = [row(temperature=0.0), replace(row(temperature=0.0), allowed_V=mask_of(1, 2))]
+    assert sample(values, rows, KERNELS)[0] == values[0].argmax().item()

@@ -8,6 +8,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 
+from firstlight.engine.constraints import Constraints
 from firstlight.engine.messages import (
     Cancel,
     Drain,
@@ -33,17 +34,19 @@ from firstlight.metrics.events import (
 )
 from firstlight.runner import protocol
 from firstlight.schedule.answers import RequestUpdate
-from firstlight.schedule.request import SubmittedRequest
-from firstlight.schedule.step import StepPlan, StepResult
+from firstlight.schedule.request import FinishReason, SubmittedRequest
+from firstlight.schedule.step import NO_TOKEN_LEFT, StepPlan, StepResult
 
 RECEIVE_SECONDS = 0.1
+# How often a loop with nothing else to do looks whether a grammar is compiled.
+COMPILE_SECONDS = 0.002
 
 
 class EngineLoop:
     """Serves requests on a running engine until it is drained.
 
-    `receive(wait_seconds)` gives the next message from the API process or None; `send` answers it;
-    `advanced` is called after every step.
+    `constraints` holds the requests' grammars. `receive(wait_seconds)` gives the next message from
+    the API process or None; `send` answers it; `advanced` is called after every step.
     """
 
     def __init__(
@@ -51,12 +54,14 @@ class EngineLoop:
         running: Running,
         recorder: Recorder,
         *,
+        constraints: Constraints,
         receive: Callable[[float], ToEngine | None],
         send: Callable[[FromEngine], None],
         advanced: Callable[[], None],
     ) -> None:
         self._running = running
         self._recorder = recorder
+        self._constraints = constraints
         self._receive = receive
         self._send = send
         self._advanced = advanced
@@ -69,26 +74,31 @@ class EngineLoop:
         """Says whether there are unfinished requests."""
         return self._running.scheduler.has_work
 
+    @property
+    def _is_done(self) -> bool:
+        return self._draining and not self.busy and not self._constraints.num_pending
+
     def serve(self) -> None:
         """Runs until a Drain has arrived and the last request has finished."""
         gc.freeze()  # what start-up made lives on; steps should not look at it again and again
         self._record_state()
-        while not (self._draining and not self.busy):
+        while not self._is_done:
             self._take_messages()
+            self._admit_prepared()
             if not self.busy:
                 self._running.ranks.check_alive()
             self._step()
 
     def _take_messages(self) -> None:
         """Takes all messages that are there; waits a moment only when there is nothing to run."""
-        wait = 0.0 if self.busy else RECEIVE_SECONDS
+        idle_seconds = COMPILE_SECONDS if self._constraints.num_pending else RECEIVE_SECONDS
+        wait = 0.0 if self.busy else idle_seconds
         while (message := self._receive(wait)) is not None:
             wait = 0.0
             if isinstance(message, Submit):
                 self._submit(message.requests)
             elif isinstance(message, Cancel):
-                self._answer(self._running.scheduler.cancel(message.request_ids))
-                self._record_state()  # no step may follow
+                self._cancel(message.request_ids)
             elif isinstance(message, Drain):
                 self._draining = True
 
@@ -98,25 +108,45 @@ class EngineLoop:
             try:
                 if self._draining:
                     raise RequestError("the service is shutting down", code="draining")
-                self._running.scheduler.add(request)
-                self._submitted_at[request.request_id] = time.monotonic()
+                if request.params.grammar:
+                    self._constraints.prepare(request)
+                else:
+                    self._add(request)
             except RequestError as error:
-                refused.append(
-                    Output(
-                        request.request_id,
-                        error=str(error),
-                        refusal=error.code or "refused",
-                        parameter=error.parameter,
-                    )
-                )
+                refused.append(_refusal(request, error))
         if refused:
             self._send(Outputs(refused))
+
+    def _add(self, request: SubmittedRequest) -> None:
+        self._running.scheduler.add(request)
+        self._submitted_at[request.request_id] = time.monotonic()
+
+    def _admit_prepared(self) -> None:
+        """Queues requests whose grammar is compiled, and refuses those whose grammar is none."""
+        refused: list[Output] = []
+        for request, constraint, error in self._constraints.take_prepared():
+            try:
+                if constraint is None:
+                    raise error or RequestError("the grammar was not compiled")
+                self._add(request)
+                self._constraints.hold(request.request_id, constraint)
+            except RequestError as refusal:
+                refused.append(_refusal(request, refusal))
+        if refused:
+            self._send(Outputs(refused))
+
+    def _cancel(self, request_ids: Sequence[str]) -> None:
+        withdrawn = self._constraints.withdraw(request_ids)
+        gone = [RequestUpdate(request_id=key, finish=FinishReason.CANCELLED) for key in withdrawn]
+        self._answer([*gone, *self._running.scheduler.cancel(request_ids)])
+        self._record_state()  # no step may follow
 
     def _step(self) -> None:
         scheduler, ranks = self._running.scheduler, self._running.ranks
         plan = scheduler.schedule()
         if plan is None:
             return
+        plan = self._constraints.masked(plan)
         self._record_starts(plan)
         began = time.perf_counter()
         ranks.send(protocol.RunStep(plan))
@@ -131,6 +161,7 @@ class EngineLoop:
             self._recorder.record(ProcessMemory(rank, report.resident_bytes))
 
     def _answer(self, updates: Sequence[RequestUpdate]) -> None:
+        self._constraints.follow(updates)
         if updates:
             self._send(Outputs([_to_output(update) for update in updates]))
         for update in updates:
@@ -147,8 +178,9 @@ class EngineLoop:
         for _ in range(counts.preemptions - self._preemptions):
             record(Preempted())
         self._preemptions = counts.preemptions
-        if result.failed:
-            record(NanRows(num_rows=len(result.failed)))
+        num_failed = sum(row.reason != NO_TOKEN_LEFT for row in result.failed)
+        if num_failed:
+            record(NanRows(num_rows=num_failed))
         record(StepDone(seconds=seconds, num_tokens=plan.num_tokens, num_requests=len(plan.steps)))
         self._record_state()
 
@@ -169,6 +201,15 @@ class EngineLoop:
         self._recorder.record(
             CacheState(pool="kv", used_bytes=int(share * total), total_bytes=total)
         )
+
+
+def _refusal(request: SubmittedRequest, error: RequestError) -> Output:
+    return Output(
+        request.request_id,
+        error=str(error),
+        refusal=error.code or "refused",
+        parameter=error.parameter,
+    )
 
 
 def _to_output(update: RequestUpdate) -> Output:

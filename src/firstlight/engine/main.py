@@ -6,11 +6,13 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 
 import msgspec
 import zmq
 
+from firstlight.engine.constraints import Constraints, open_factory
 from firstlight.engine.loop import EngineLoop
 from firstlight.engine.messages import FromEngine, Status, Stopped, ToEngine
 from firstlight.engine.settings import EngineSettings
@@ -120,9 +122,14 @@ def run(settings: EngineSettings) -> int:
     exit_code = 4
     try:
         running = startup.run()
+        vocab_size = running.spec.vocab_size
         loop = EngineLoop(
             running,
             series,
+            constraints=Constraints(
+                lambda: open_factory(Path(settings.model), vocab_size),
+                max_pending=settings.max_waiting,
+            ),
             receive=sockets.receive,
             send=sockets.send,
             advanced=heartbeat.advanced,

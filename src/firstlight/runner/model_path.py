@@ -28,3 +28,8 @@ def read_spec(path: Path) -> ModelSpec:
         return read_model_spec(checkpoint.config())
     finally:
         checkpoint.close()
+
+
+def inputs_path(path: Path) -> Path:
+    """Returns what holds the tokenizer and the texts of a model: a folder, or the GGUF file."""
+    return path / MODEL_FOLDER if is_store(path) else path

@@ -15,8 +15,9 @@ from firstlight.layers.carry import finite_tokens, select_tokens
 from firstlight.layers.layer_state import LayerState
 from firstlight.runner.batch_builder import StepBatch, build_batch
 from firstlight.runner.rows import RowTable
-from firstlight.runner.sampler import SampleRow, sample, token_logprobs
+from firstlight.runner.sampler import SampleRow, allowed_tokens, sample, token_logprobs
 from firstlight.schedule.step import (
+    NO_TOKEN_LEFT,
     FailedRow,
     PromptLogprobs,
     SampledToken,
@@ -60,24 +61,26 @@ class ModelRunner:
         carry = context.module(batch.tokens_T, batch.packed, context.states)
         failed = self._failed_rows(batch, finite_tokens(carry))
         scores = self._score_prompts(batch, carry)
-        tokens = self._sample(batch, carry, failed)
+        tokens = self._sample(batch, carry, plan, failed)
         return StepResult(
             plan.step,
             [t for t in tokens if t.row not in failed],
             [s for s in scores if s.row not in failed],
-            [FailedRow(row, NOT_FINITE) for row in sorted(failed)],
+            [FailedRow(row, failed[row]) for row in sorted(failed)],
             time.perf_counter() - began,
         )
 
-    def _failed_rows(self, batch: StepBatch, finite_T: Tensor) -> set[int]:
+    def _failed_rows(self, batch: StepBatch, finite_T: Tensor) -> dict[int, str]:
         if bool(finite_T.all()):  # host sync, once a step
-            return set()
+            return {}
         good = finite_T.tolist()
         spans = zip(batch.rows, batch.packed.bounds[:-1], batch.packed.bounds[1:], strict=True)
-        return {row for row, start, stop in spans if not all(good[start:stop])}
+        return {row: NOT_FINITE for row, start, stop in spans if not all(good[start:stop])}
 
-    def _sample(self, batch: StepBatch, carry: Any, failed: set[int]) -> list[SampledToken]:
-        """Samples every row that has caught up; adds rows whose logits are not finite to `failed`.
+    def _sample(
+        self, batch: StepBatch, carry: Any, plan: StepPlan, failed: dict[int, str]
+    ) -> list[SampledToken]:
+        """Samples every row that has caught up; adds rows that cannot be sampled to `failed`.
 
         All ranks run the head, because its parts are collected by a collective.
         """
@@ -90,9 +93,10 @@ class ModelRunner:
         finite_S = logits_SV.sum(-1).isfinite()
         if not bool(finite_S.all()):
             bad = finite_S.logical_not().nonzero().squeeze(1).tolist()
-            failed.update(batch.sample_rows[i] for i in bad)
+            failed.update((batch.sample_rows[i], NOT_FINITE) for i in bad)
             logits_SV = logits_SV.nan_to_num(0.0, 0.0, 0.0)
-        rows = [self._sample_row(r) for r in batch.sample_rows]
+        allowed = self._allowed(plan, logits_SV, failed)
+        rows = [self._sample_row(r, allowed.get(r)) for r in batch.sample_rows]
         ids = sample(logits_SV, rows, self._context.kernels)
         logprobs = self._logprobs(logits_SV, ids, rows)
         return [
@@ -100,9 +104,21 @@ class ModelRunner:
             for row, token, logprob in zip(batch.sample_rows, ids, logprobs, strict=True)
         ]
 
-    def _sample_row(self, index: int) -> SampleRow:
+    def _sample_row(self, index: int, allowed_V: Tensor | None) -> SampleRow:
         row = self._table[index]
-        return SampleRow(row.params, row.token_ids, row.num_prompt)
+        return SampleRow(row.params, row.token_ids, row.num_prompt, allowed_V)
+
+    @staticmethod
+    def _allowed(plan: StepPlan, logits_SV: Tensor, failed: dict[int, str]) -> dict[int, Tensor]:
+        """The tokens of every row with a mask; a row without any is added to `failed`."""
+        allowed: dict[int, Tensor] = {}
+        for mask in plan.masks:
+            allowed_V = allowed_tokens(mask.bits, logits_SV.shape[1], logits_SV.device)
+            if bool(allowed_V.any()):
+                allowed[mask.row] = allowed_V
+            else:
+                failed.setdefault(mask.row, NO_TOKEN_LEFT)
+        return allowed
 
     @staticmethod
     def _logprobs(

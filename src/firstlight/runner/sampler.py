@@ -1,9 +1,9 @@
 """Owns the choice of the next token from logits; knows neither model nor cache.
 
 The choice depends on (seed, position) and the row's own logits alone, so batch composition,
-chunking and preemption cannot change it. Order of operations: bias, penalties, temperature, top-k,
-top-p, min-p, as transformers' logits processors have it. Shape letters: S rows that sample, V
-vocabulary.
+chunking and preemption cannot change it. Order of operations: bias, penalties, the tokens a grammar
+allows, temperature, top-k, top-p, min-p, as transformers' logits processors have it. Shape letters:
+S rows that sample, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,15 @@ CANDIDATES = 1024
 
 @dataclass(frozen=True)
 class SampleRow:
-    """What the sampler must know of a row: parameters, all known tokens, where output begins."""
+    """What the sampler must know of a row: parameters, all known tokens, where output begins.
+
+    `allowed_V` (bool) limits the choice; at least one token is allowed. None allows every token.
+    """
 
     params: SamplingParams
     token_ids: Sequence[int]
     num_prompt: int
+    allowed_V: Tensor | None = None
 
 
 def sample(logits_SV: Tensor, rows: Sequence[SampleRow], kernels: KernelSet) -> list[int]:
@@ -40,6 +44,20 @@ def sample(logits_SV: Tensor, rows: Sequence[SampleRow], kernels: KernelSet) -> 
     if random:
         ids_S[random] = _draw(adjusted_SV[random], [rows[i] for i in random])
     return [int(i) for i in ids_S.tolist()]
+
+
+def allowed_tokens(bits: bytes, vocabulary: int, device: torch.device) -> Tensor:
+    """Returns the mask `bits` (token i is bit i % 8 of byte i // 8) as bool [vocabulary].
+
+    Logits are often padded beyond the tokenizer's last token: what has no bit is not allowed.
+    """
+    bytes_B = torch.frombuffer(bytearray(bits), dtype=torch.uint8) if bits else torch.zeros(0)
+    shifts_8 = torch.arange(8, dtype=torch.uint8)
+    given = bytes_B.to(torch.uint8).unsqueeze(1).bitwise_right_shift(shifts_8).bitwise_and(1)
+    allowed_V = torch.zeros(vocabulary, dtype=torch.bool)
+    count = min(vocabulary, given.numel())
+    allowed_V[:count] = given.flatten()[:count].bool()
+    return allowed_V.to(device)
 
 
 def token_logprobs(
@@ -77,12 +95,12 @@ def uniform(seed: int, position: int) -> float:
 def _is_plain_greedy(row: SampleRow) -> bool:
     params = row.params
     penalised = params.presence_penalty or params.frequency_penalty or params.logit_bias
-    short = len(row.token_ids) - row.num_prompt < params.min_tokens
-    return not (params.temperature > 0 or penalised or params.repetition_penalty != 1 or short)
+    limited = row.allowed_V is not None or len(row.token_ids) - row.num_prompt < params.min_tokens
+    return not (params.temperature > 0 or penalised or params.repetition_penalty != 1 or limited)
 
 
 def _adjust(logits_V: Tensor, row: SampleRow) -> Tensor:
-    """Bias, penalties, and end tokens held back until `min_tokens`."""
+    """Bias, penalties, what a grammar allows, and end tokens held back until `min_tokens`."""
     params, out_V = row.params, logits_V.clone()
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=out_V.device)
@@ -98,8 +116,14 @@ def _adjust(logits_V: Tensor, row: SampleRow) -> Tensor:
         ids, counts = torch.unique(output, return_counts=True)
         ids, counts = ids.to(out_V.device), counts.to(out_V.device)
         out_V[ids] -= params.presence_penalty + params.frequency_penalty * counts
+    if row.allowed_V is not None:
+        out_V = out_V.masked_fill(~row.allowed_V, float("-inf"))
     if len(row.token_ids) - row.num_prompt < params.min_tokens and params.end_token_ids:
-        out_V[list(params.end_token_ids)] = float("-inf")
+        longer_V = out_V.clone()
+        longer_V[list(params.end_token_ids)] = float("-inf")
+        # A grammar at its end leaves nothing but an end token: then the text ends early.
+        if row.allowed_V is None or bool(longer_V.isfinite().any()):
+            return longer_V
     return out_V
 
 

@@ -9,6 +9,9 @@ import msgspec
 
 from firstlight.schedule.request import MediaItem, SamplingParams
 
+# Why a row fails whose mask leaves it nothing to choose.
+NO_TOKEN_LEFT = "the grammar of the request allows no further token of this model"
+
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     """A sequence the ranks do not hold: every known token, and its blocks, one list a cache group.
@@ -107,7 +110,10 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FailedRow(msgspec.Struct, frozen=True, array_like=True):
-    """A row whose numbers are not finite; its request fails and nothing of it is reused."""
+    """A row that could not be sampled, its numbers not finite or all its tokens masked.
+
+    Its request fails and nothing of it is reused.
+    """
 
     row: int
     reason: str

@@ -21,7 +21,7 @@ from firstlight.server.context import AppContext
 from firstlight.server.delivery import Delivery, json_response
 from firstlight.server.failures import ApiFailure, unavailable
 from firstlight.server.generation import Generation
-from firstlight.server.health import check_health, check_ready, is_ready, startup_timeline
+from firstlight.server.health import check_health, check_ready, startup_timeline
 from firstlight.server.json_body import read_body
 from firstlight.server.request_fields import SamplingFields
 from firstlight.server.request_models import (
@@ -97,8 +97,11 @@ class Endpoints:
         return json_response(found, 200 if found.healthy else 503)
 
     async def ready(self) -> Response:
-        """200 once the start-up gate has passed; 503 with the phase before, and while draining."""
-        found = check_ready(self.context.engine, draining=self.serving.draining)
+        """200 once the start-up gate has passed; 503 with the phase before, and while draining.
+
+        It is 503 whenever /health is.
+        """
+        found = self._probe()
         return json_response(found, 200 if found.ready else 503)
 
     async def startup(self) -> Response:
@@ -108,7 +111,7 @@ class Endpoints:
     async def metrics(self) -> Response:
         """Metrics of this process and the engine in the Prometheus text format."""
         engine, recorder = self.context.engine, self.context.recorder
-        ready = is_ready(engine.status) and not self.serving.draining
+        ready = self._probe().ready
         seen = EngineSeen(engine.status_age_seconds, engine.stalled_seconds, ready)
         recorder.record(seen)
         recorder.record(ProcessMemory("api", resident_bytes()))
@@ -117,6 +120,10 @@ class Endpoints:
     async def version(self) -> Response:
         """The version of firstlight."""
         return json_response(Version(version=self.context.version))
+
+    def _probe(self) -> Ready:
+        context = self.context
+        return check_ready(context.engine, draining=self.serving.draining, limits=context.limits)
 
     async def _admit(self, request: Request, model: type[Fields]) -> Fields:
         """Reads a request that needs the engine; raises 503 unless the engine can serve it."""

@@ -42,17 +42,22 @@ def _problem(engine: EngineClient, limits: Limits) -> str | None:
     return None
 
 
-def check_ready(engine: EngineClient, *, draining: bool) -> Ready:
-    """Says whether requests are served, and otherwise which start-up phase runs."""
+def check_ready(engine: EngineClient, *, draining: bool, limits: Limits | None = None) -> Ready:
+    """Says whether requests are served, and otherwise which start-up phase runs.
+
+    With `limits` an engine that is not healthy is not ready either. Requests are admitted without:
+    they may come while heartbeats that prove its health wait to be read.
+    """
     status = engine.status
+    problem = None if limits is None else _problem(engine, limits)
     running = None if status is None else _running(status)
     return Ready(
-        ready=is_ready(status) and not draining,
+        ready=is_ready(status) and not draining and problem is None,
         draining=draining,
         phase=None if running is None else running.name,
         detail=None if running is None else running.detail,
         progress=0 if status is None else status.progress,
-        failure=None if status is None else status.failure,
+        failure=problem if status is None else status.failure or problem,
     )
 
 
