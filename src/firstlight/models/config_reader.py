@@ -19,6 +19,19 @@ BOOKKEEPING = (
     "chunk_size_feed_forward", "is_encoder_decoder", "rope_interleaved",
 )  # fmt: skip
 
+# Fields of generation and of encoder-decoders that transformers 4 wrote into every config.
+GENERATION_BOOKKEEPING = (
+    "add_cross_attention", "bad_words_ids", "begin_suppress_tokens", "cross_attention_hidden_size",
+    "decoder_start_token_id", "diversity_penalty", "do_sample", "early_stopping",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task",
+    "forced_bos_token_id", "forced_eos_token_id", "is_decoder", "length_penalty", "max_length",
+    "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
+    "output_scores", "prefix", "pruned_heads", "remove_invalid_values", "repetition_penalty",
+    "return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params",
+    "temperature", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p",
+    "torchscript", "typical_p", "use_bfloat16",
+)  # fmt: skip
+
 
 class ConfigReader:
     """Hands out fields of one config and remembers which were asked for.
@@ -64,6 +77,14 @@ class ConfigReader:
     def names(self, name: str) -> bool:
         """Says whether the field is present, even if null."""
         return name in self._fields
+
+    def section(self, name: str) -> "ConfigReader":
+        """Returns a reader of a nested object. Raises ConfigError when it is missing."""
+        return ConfigReader(self.take(name, dict), f"{self._where}, {name}")
+
+    def refuse(self, name: str, reason: str) -> ConfigError:
+        """Returns the error that names a field, its value and why it cannot be used."""
+        return ConfigError(f"{self._where}: {name} = {self._fields.get(name)!r}: {reason}")
 
     def must_equal(self, name: str, allowed: Iterable[Any], default: Any) -> Any:
         """Returns the field if it is one of the values this family computes.

@@ -4,10 +4,14 @@ torch-free.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
 from firstlight.errors import ConfigError
+from firstlight.models.kimi_k3 import config as kimi_config
+from firstlight.models.kimi_k3 import facts as kimi_facts
+from firstlight.models.kimi_k3.weights import RULES as KIMI_RULES
 from firstlight.models.llama import config as llama_config
 from firstlight.models.llama.weights import RULES as LLAMA_RULES
 from firstlight.sharding.rules import Facts, RuleTable, TensorRule, expand
@@ -45,8 +49,12 @@ class ModelSpec:
     family: Family
     config: Any
     facts: Facts
-    tensors: tuple[TensorRule, ...]
     states: tuple[StateSpec, ...]
+
+    @cached_property
+    def tensors(self) -> tuple[TensorRule, ...]:
+        """Every tensor, units in load order; half a million of them are made only when asked."""
+        return tuple(expand(self.family.table, self.facts))
 
     @property
     def context_length(self) -> int:
@@ -71,6 +79,15 @@ def families() -> tuple[Family, ...]:
             table=LLAMA_RULES,
             text_module="firstlight.models.llama.text",
         ),
+        Family(
+            name="kimi_k3",
+            model_types=kimi_config.MODEL_TYPES,
+            read_config=kimi_config.read_config,
+            facts=kimi_facts.facts,
+            states=kimi_facts.states,
+            table=KIMI_RULES,
+            text_module="firstlight.models.kimi_k3.text",
+        ),
     )
 
 
@@ -92,6 +109,5 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
         family=family,
         config=parsed,
         facts=facts,
-        tensors=tuple(expand(family.table, facts)),
         states=family.states(parsed),
     )

@@ -5,13 +5,18 @@ A family's `weights.py` is one RuleTable: for each source tensor our name, its s
 config, the axis along which it is cut and the dim that axis lies on. Inspect, plan, converter,
 loader, runtime sums, verification and training read this and nothing else.
 
+Patterns. A source or name may hold {layer}, {expert} and {block} (of a vision tower); a source may
+begin with {prefix}, which a family sets where checkpoints differ in it. Rules of all experts with
+one name fill one parameter, stacked along a new first dim.
+
 Axis kinds. `replicated`: every rank holds all. `once`: rank 0 of a sum holds the values, the others
 zeros (a bias added after a partial sum). Any other name is an Axis of the model's Facts.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from string import Formatter
+from itertools import product
+from sys import intern
 
 from firstlight.errors import ConfigError
 
@@ -27,22 +32,26 @@ class Axis:
     width).
 
     `replicable`: more ranks than pieces may share one (few KV heads). `ragged`: pieces are dealt in
-    equal runs and the last ranks may hold fewer or none (vocabulary; a piece is 64 rows).
+    equal runs and the last ranks may hold fewer or none (vocabulary; a piece is 64 rows). `piece`
+    says in words what may not be cut; it is shown when a layout would.
     """
 
     name: str
     pieces: int
     replicable: bool = False
     ragged: bool = False
+    piece: str = ""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One line of a table. `source` and `name` may hold {layer} and {expert}.
+    """One line of a table: where a tensor comes from, its name, shape and cut.
 
-    `when` names a flag or a layer set of Facts (empty: always). `fused` names the dims stacked
-    along dim 0 of one source tensor, of which this rule takes number `piece`. `optional` tensors
-    may be missing from a checkpoint.
+    `when` names flags or layer sets of Facts, all of which must hold (empty: always). `fused` names
+    the dims stacked along dim 0 of one source tensor, of which this rule takes number `piece`.
+    `optional` tensors may be missing from a checkpoint. `dtype` is a header type the tensor keeps
+    in memory (F32, U8), empty for the compute dtype. `unused` values belong to the source and to no
+    parameter: a store keeps them, no rank reads them.
     """
 
     source: str
@@ -54,6 +63,8 @@ class Rule:
     fused: tuple[str, ...] = ()
     piece: int = 0
     optional: bool = False
+    dtype: str = ""
+    unused: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,10 @@ class RuleTable:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a config says, in the words the rule table uses."""
+    """What a config says, in the words the rule table uses.
+
+    `num_blocks` counts the blocks of a vision tower; `source_prefix` begins source names.
+    """
 
     num_layers: int
     dims: Mapping[str, int]
@@ -90,13 +104,16 @@ class Facts:
     layer_sets: Mapping[str, frozenset[int]] = field(default_factory=dict)
     flags: frozenset[str] = frozenset()
     num_experts: int = 0
+    num_blocks: int = 0
+    source_prefix: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorRule:
     """One concrete tensor of a model: where it comes from, what it is called and how it is cut.
 
-    `source_rows` is the run of rows of a fused source tensor, None when the tensor is taken whole.
+    `source_rows` is the run of rows of a fused source tensor, None when the tensor is taken whole;
+    `dtype` the header type it keeps in memory, empty for the compute dtype; `unused` as in Rule.
     """
 
     source: str
@@ -109,6 +126,8 @@ class TensorRule:
     expert: int | None = None
     source_rows: tuple[int, int] | None = None
     optional: bool = False
+    dtype: str = ""
+    unused: bool = False
 
 
 def width_axis(name: str, width: int, largest_piece: int = 32) -> Axis:
@@ -116,7 +135,7 @@ def width_axis(name: str, width: int, largest_piece: int = 32) -> Axis:
     columns.
     """
     piece = max(d for d in range(1, largest_piece + 1) if width % d == 0)
-    return Axis(name, width // piece)
+    return Axis(name, width // piece, piece=f"{piece} columns of width")
 
 
 def vocabulary_axis(num_rows: int) -> Axis:
@@ -150,12 +169,11 @@ def unit_of(name: str) -> str:
 
 
 def applies(when: str, facts: Facts, layer: int | None) -> bool:
-    """Says whether a rule guarded by `when` holds for a layer (None: outside the layers)."""
-    if not when:
-        return True
-    if when in facts.layer_sets:
-        return layer in facts.layer_sets[when]
-    return when in facts.flags
+    """Says whether all words of `when` hold for a layer (None: outside the layers)."""
+    return all(
+        layer in facts.layer_sets[word] if word in facts.layer_sets else word in facts.flags
+        for word in when.split()
+    )
 
 
 def _expand_rule(rule: Rule, facts: Facts, layer: int | None) -> Iterator[TensorRule]:
@@ -164,15 +182,14 @@ def _expand_rule(rule: Rule, facts: Facts, layer: int | None) -> Iterator[Tensor
     shape = tuple(_dim(d, rule, facts) for d in rule.shape)
     if rule.axis not in (REPLICATED, ONCE) and rule.axis not in facts.axes:
         raise ConfigError(f"rule {rule.name} is cut along {rule.axis!r}, which the model lacks")
-    experts = range(facts.num_experts) if "{expert}" in rule.source else (None,)
     rows = _fused_rows(rule, facts)
-    for expert in experts:
-        fields = {"layer": layer, "expert": expert}
-        name = _fill(rule.name, fields)
+    for expert, block in product(*_counted(rule, facts)):
+        fields = {"prefix": facts.source_prefix, "layer": layer, "expert": expert, "block": block}
+        name = rule.name.format_map(fields)
         yield TensorRule(
-            source=_fill(rule.source, fields),
-            name=name,
-            unit=unit_of(name),
+            source=rule.source.format_map(fields),
+            name=intern(name),
+            unit=intern(unit_of(name)),
             shape=shape,
             axis=rule.axis,
             dim=rule.dim,
@@ -180,7 +197,16 @@ def _expand_rule(rule: Rule, facts: Facts, layer: int | None) -> Iterator[Tensor
             expert=expert,
             source_rows=rows,
             optional=rule.optional,
+            dtype=rule.dtype,
+            unused=rule.unused,
         )
+
+
+def _counted(rule: Rule, facts: Facts) -> tuple[Iterable[int | None], Iterable[int | None]]:
+    """Returns the experts and the blocks a rule stands for, (None,) where it names none."""
+    experts = range(facts.num_experts) if "{expert}" in rule.source else (None,)
+    blocks = range(facts.num_blocks) if "{block}" in rule.source else (None,)
+    return experts, blocks
 
 
 def _dim(value: str | int, rule: Rule, facts: Facts) -> int:
@@ -197,8 +223,3 @@ def _fused_rows(rule: Rule, facts: Facts) -> tuple[int, int] | None:
     sizes = [_dim(name, rule, facts) for name in rule.fused]
     start = sum(sizes[: rule.piece])
     return start, start + sizes[rule.piece]
-
-
-def _fill(pattern: str, fields: Mapping[str, int | None]) -> str:
-    used = {name for _, name, _, _ in Formatter().parse(pattern) if name}
-    return pattern.format(**{name: fields[name] for name in used}) if used else pattern
