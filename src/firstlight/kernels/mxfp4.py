@@ -34,7 +34,8 @@ def from_mxfp4(matrix: Mxfp4, dtype: torch.dtype = torch.float32) -> Tensor:
     codes = torch.stack((matrix.packed & 15, matrix.packed >> 4), -1).flatten(-2)
     table = torch.tensor((*MAGNITUDES, *(-m for m in MAGNITUDES)), device=codes.device)
     values = table[codes.long()].unflatten(-1, (-1, GROUP))
-    scale = torch.ldexp(torch.ones((), device=codes.device), matrix.scale.int() - _BIAS)
+    ones = torch.ones_like(matrix.scale, dtype=torch.float32)
+    scale = torch.ldexp(ones, matrix.scale.int() - _BIAS)
     return (values * scale.unsqueeze(-1)).flatten(-2).to(dtype)
 
 
