@@ -14,7 +14,7 @@ from firstlight.errors import ConfigError, FirstlightError, RequestError
 from firstlight.runner.model_path import inputs_path
 from firstlight.schedule.admission import RefusalCode
 from firstlight.schedule.answers import RequestUpdate
-from firstlight.schedule.request import SubmittedRequest
+from firstlight.schedule.request import FinishReason, SubmittedRequest
 from firstlight.schedule.step import StepPlan, TokenMask
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Constraints:
         self._pending: dict[str, _Pending] = {}
         self._held: dict[str, TokenConstraint] = {}
         self._rows: dict[int, str] = {}
+        self._broken: dict[str, str] = {}
 
     @property
     def num_pending(self) -> int:
@@ -109,28 +110,49 @@ class Constraints:
             if sequence.request_id in self._held:
                 self._rows[sequence.row] = sequence.request_id
         masks = [
-            TokenMask(step.row, self._held[self._rows[step.row]].mask())
+            TokenMask(step.row, self._mask(self._rows[step.row]))
             for step in plan.steps
             if step.sample and step.row in self._rows
         ]
         return msgspec.structs.replace(plan, masks=masks) if masks else plan
 
-    def follow(self, updates: Iterable[RequestUpdate]) -> None:
-        """Moves the grammars on by what was sampled, and drops those of requests that ended."""
-        for update in updates:
-            constraint = self._held.get(update.request_id)
-            if constraint is None:
-                continue
-            if update.finish is not None:
-                del self._held[update.request_id]
-                continue
+    def follow(self, updates: Iterable[RequestUpdate]) -> list[RequestUpdate]:
+        """Moves the grammars on by what was sampled, and drops those of requests that ended.
+
+        Returns the updates; where a grammar ended a request, with the reason it had.
+        """
+        return [self._follow(update) for update in updates]
+
+    def _follow(self, update: RequestUpdate) -> RequestUpdate:
+        constraint = self._held.get(update.request_id)
+        if constraint is None:
+            return update
+        if update.finish is not None:
+            del self._held[update.request_id]
+            reason = self._broken.pop(update.request_id, None)
+            failed = update.finish is FinishReason.ERROR and reason is not None
+            return msgspec.structs.replace(update, error=reason) if failed else update
+        try:
             for token_id in update.token_ids:
                 constraint.advance(token_id)
+        except RequestError as error:
+            self._broken[update.request_id] = str(error)
+        return update
+
+    def _mask(self, request_id: str) -> bytes:
+        """The tokens a request may go on with; none, which ends it, when its grammar broke."""
+        if request_id in self._broken:
+            return b""
+        try:
+            return self._held[request_id].mask()
+        except RequestError as error:
+            self._broken[request_id] = str(error)
+            return b""
 
     def _compile(self, grammar: str) -> "TokenConstraint":
         if self._factory is None:
             self._factory = self._make_factory()
-        return self._factory.new(grammar)
+        return self._factory.constraint(grammar)
 
 
 def _prepared(pending: _Pending) -> Prepared:
@@ -163,4 +185,4 @@ def open_factory(model: Path, vocab_size: int) -> "ConstraintFactory":
     ends = (*defaults.eos_ids, *tokenizer.eos_ids)
     if not ends:
         raise ConfigError(f"{folder}: the model names no end token, so a grammar could not end")
-    return ConstraintFactory(tokenizer, vocab_size, ends[0])
+    return ConstraintFactory(tokenizer, vocab_size, tuple(dict.fromkeys(ends)))

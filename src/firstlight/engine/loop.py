@@ -161,9 +161,9 @@ class EngineLoop:
             self._recorder.record(ProcessMemory(rank, report.resident_bytes))
 
     def _answer(self, updates: Sequence[RequestUpdate]) -> None:
-        self._constraints.follow(updates)
         if updates:
-            self._send(Outputs([_to_output(update) for update in updates]))
+            followed = self._constraints.follow(updates)
+            self._send(Outputs([_to_output(update) for update in followed]))
         for update in updates:
             if update.finish is not None:
                 self._submitted_at.pop(update.request_id, None)
