@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from firstlight.inputs.backend_tokenizer import BackendTokenizer, ControlSpan
+from firstlight.inputs.tiktoken_files import has_tiktoken_files, read_tiktoken_files
+from firstlight.inputs.tiktoken_tokenizer import TiktokenTokenizer
 from firstlight.inputs.tokenizer_sources import read_tokenizer_files
 
 
@@ -57,7 +59,8 @@ class Tokenizer(Protocol):
         ...
 
     def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
-        """Plain strings and control token ids, encoded as one text."""
+        """Plain strings and control token ids, encoded as one text or, where the model was trained
+        so, each string on its own."""
         ...
 
     def find_controls(self, text: str) -> list[ControlSpan]:
@@ -81,14 +84,17 @@ class Tokenizer(Protocol):
         ...
 
     def export_hf(self, directory: Path) -> None:
-        """Writes tokenizer.json, tokenizer_config.json and chat templates."""
+        """Writes the tokenizer in the form its kind is published in, with its chat templates."""
         ...
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
     """Loads the tokenizer of a model folder, or of a GGUF file given itself.
 
-    tokenizer.json is preferred, then tokenizer.model, then the folder's only GGUF file. Raises
-    ConfigError naming the file when none is there or one is damaged or of an unknown kind.
+    A tiktoken.model of the class this program knows is preferred, then tokenizer.json, then
+    tokenizer.model, then the folder's only GGUF file. Raises ConfigError naming the file when none
+    is there or one is damaged or of an unknown kind.
     """
+    if has_tiktoken_files(directory):
+        return TiktokenTokenizer(read_tiktoken_files(directory))
     return BackendTokenizer(read_tokenizer_files(directory))

@@ -55,6 +55,6 @@ def _read_only_gguf(directory: Path) -> TokenizerFiles:
             "tokenizer.json; name the one to read"
         )
     raise ConfigError(
-        f"{directory}: no tokenizer.json, tokenizer.model or GGUF file; copy the model's "
-        "tokenizer files there"
+        f"{directory}: no tokenizer.json, tokenizer.model, GGUF file, or tiktoken.model with "
+        "tokenizer class TikTokenTokenizer; copy the model's tokenizer files there"
     )
