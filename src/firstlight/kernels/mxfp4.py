@@ -33,10 +33,11 @@ def from_mxfp4(matrix: Mxfp4, dtype: torch.dtype = torch.float32) -> Tensor:
     """Returns the values [..., R, C], exact in float32 and bfloat16 over the usual scales."""
     codes = torch.stack((matrix.packed & 15, matrix.packed >> 4), -1).flatten(-2)
     table = torch.tensor((*MAGNITUDES, *(-m for m in MAGNITUDES)), device=codes.device)
-    values = table[codes.long()].unflatten(-1, (-1, GROUP))
+    values = _by_group(table[codes.long()])
     ones = torch.ones_like(matrix.scale, dtype=torch.float32)
     scale = torch.ldexp(ones, matrix.scale.int() - _BIAS)
-    return (values * scale.unsqueeze(-1)).flatten(-2).to(dtype)
+    out: Tensor = (values * scale.unsqueeze(-1)).flatten(-2).to(dtype)
+    return out
 
 
 def to_mxfp4(values: Tensor) -> Mxfp4:
@@ -46,7 +47,7 @@ def to_mxfp4(values: Tensor) -> Mxfp4:
     the even code, as the format's specification says (section 6.3).
     """
     assert values.shape[-1] % GROUP == 0, f"{values.shape[-1]} columns are no groups of {GROUP}"
-    groups = values.float().unflatten(-1, (-1, GROUP))
+    groups = _by_group(values.float())
     largest = groups.abs().amax(-1)
     exponent = torch.frexp(largest).exponent - 1 - _LARGEST_EXPONENT
     exponent = torch.where(largest > 0, exponent, -_BIAS).clamp(-_BIAS, _BIAS)
@@ -59,3 +60,7 @@ def to_mxfp4(values: Tensor) -> Mxfp4:
     code = code.flatten(-2)
     packed = code[..., 0::2] | (code[..., 1::2] << 4)
     return Mxfp4(packed.contiguous(), (exponent + _BIAS).to(torch.uint8))
+
+
+def _by_group(values: Tensor) -> Tensor:
+    return values.view(*values.shape[:-1], -1, GROUP)

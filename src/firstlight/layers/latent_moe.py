@@ -55,4 +55,5 @@ class LatentMoE(nn.Module):
             routed_TL = self.norm(routed_TL)
         if self.shape.latent is not None:
             routed_TL = self.up_proj(routed_TL)
-        return routed_TL + self.shared(x_TD) if self.has_shared else routed_TL
+        out: Tensor = routed_TL + self.shared(x_TD) if self.has_shared else routed_TL
+        return out

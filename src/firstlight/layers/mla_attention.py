@@ -145,6 +145,7 @@ class LatentAttention(nn.Module):
         lengths = [end - begin for begin, end in pairwise(batch.bounds)]
         long = [length > limit for length in lengths]
         attend = {True: self._expanded, False: self._absorbed}
+        assert batch.contexts_B is not None
         context = PagedContext(
             rows_TW, batch.starts_B1, batch.contexts_B, batch.tables[state.group]
         )
@@ -171,7 +172,7 @@ class LatentAttention(nn.Module):
         return out_TNV
 
     def _absorbed(self, q_TNK: Tensor, context: PagedContext, state: PagedLatents) -> Tensor:
-        keys_NHC, values_NVC = self._expansion().split((self.shape.own, self.shape.value), 1)
+        keys_NHC, values_NVC = torch.split(self._expansion(), [self.shape.own, self.shape.value], 1)
         absorbed_TNC = torch.einsum("tnh,nhc->tnc", q_TNK[..., : self.shape.own], keys_NHC)
         mixed_TNC = self.kernels.latent_attention(
             torch.cat((absorbed_TNC, q_TNK[..., self.shape.own :]), -1),

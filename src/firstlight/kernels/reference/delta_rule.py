@@ -85,8 +85,9 @@ def delta_rule(
             slots_S, old_S = slots_B[chosen].long(), ~fresh_B[chosen]
             kept_SNKV = matrices_RNKV[slots_S].to(state_SNKV.dtype)
             state_SNKV = torch.where(old_S[:, None, None, None], kept_SNKV, state_SNKV)
+        q, k, v, decay, beta = (x[span.index_SL] for x in inputs)
         form = chunked_delta_rule if span.length >= CHUNKED_FROM else recurrent_delta_rule
-        out_SLNV, state_SNKV = form(*(x[span.index_SL] for x in inputs), state_SNKV)
+        out_SLNV, state_SNKV = form(q, k, v, decay, beta, state_SNKV)
         if matrices_RNKV is not None:
             matrices_RNKV[slots_S] = state_SNKV.to(matrices_RNKV.dtype)
         parts.append(out_SLNV.flatten(0, 1))

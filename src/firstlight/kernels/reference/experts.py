@@ -80,9 +80,7 @@ def _by_expert(
 ) -> Tensor:
     num_experts, matrices = held
     out_TL = torch.zeros_like(wide(x_TL))
-    for expert in ids_TK.unique().tolist():
-        if not 0 <= expert < num_experts:
-            continue
+    for expert in sorted(set(ids_TK.flatten().tolist()) & set(range(num_experts))):
         tokens_M, places_M = (ids_TK == expert).nonzero(as_tuple=True)
         w1_FL, w3_FL, w2_LF = matrices(expert)
         rows_ML = x_TL[tokens_M]

@@ -28,42 +28,43 @@ from firstlight.models.kimi_k3.vision import ImageProjector, VisionTower
 AnyCarry = Any  # Carry with plain residuals, ResidualCarry with a bank
 
 
-class PlainLayer(nn.Module):
-    """Pre-norm attention and feed-forward, each added to the residual stream (Kimi Linear)."""
-
-    def __init__(self, config: KimiConfig, layer: int, kernels: KernelSet) -> None:
-        super().__init__()
-        _add_parts(self, config, layer, kernels)
-
-    def forward(self, carry: Carry, batch: PackedBatch, state: LayerState | None = None) -> Carry:
-        """Returns the carry after this layer."""
-        x_TD = carry.x_TD + self.attention(self.attention_norm(carry.x_TD), batch, state)
-        return Carry(x_TD + self.feed_forward(self.mlp_norm(x_TD)))
-
-    @property
-    def feed_forward(self) -> nn.Module:
-        """The dense or mixture feed-forward."""
-        return self.moe if hasattr(self, "moe") else self.mlp
-
-
-class MixedLayer(nn.Module):
-    """A layer whose two inputs are mixes of earlier block sums (Kimi K3).
-
-    The first layer of a block puts the running sum into the bank and begins a new one.
+class KimiLayer(nn.Module):
+    """Attention and feed-forward, with plain residuals (Kimi Linear) or, where the config gives a
+    block size, inputs that are mixes of earlier block sums (Kimi K3). The first layer of a block
+    puts the running sum into the bank and begins a new one.
     """
 
     def __init__(self, config: KimiConfig, layer: int, kernels: KernelSet) -> None:
         super().__init__()
-        assert config.residual_block is not None
-        self.attention_mix = ResidualMix(config.hidden_size, config.norm_epsilon, kernels)
-        self.mlp_mix = ResidualMix(config.hidden_size, config.norm_epsilon, kernels)
-        self.begins_block = layer % config.residual_block == 0
-        _add_parts(self, config, layer, kernels)
+        hidden, block = config.hidden_size, config.residual_block
+        self.attention_norm = RMSNorm(hidden, config.norm_epsilon, kernels)
+        self.attention = _attention(config, layer, kernels)
+        self.mlp_norm = RMSNorm(hidden, config.norm_epsilon, kernels)
+        shape = expert_shape(config)
+        # The published names differ, and so do the modules that sum over ranks.
+        self.is_moe = config.is_moe[layer]
+        if self.is_moe:
+            self.moe = LatentMoE(shape, config.moe.shared_width, kernels)
+        else:
+            self.mlp = gated_mlp(hidden, config.intermediate_size, shape.activation, kernels)
+        self.is_mixed = block is not None
+        self.begins_block = block is not None and layer % block == 0
+        if self.is_mixed:
+            self.attention_mix = ResidualMix(hidden, config.norm_epsilon, kernels)
+            self.mlp_mix = ResidualMix(hidden, config.norm_epsilon, kernels)
 
     def forward(
-        self, carry: ResidualCarry, batch: PackedBatch, state: LayerState | None = None
+        self, carry: AnyCarry, batch: PackedBatch, state: LayerState | None = None
+    ) -> AnyCarry:
+        """Returns the carry after this layer, of the kind that came in."""
+        if self.is_mixed:
+            return self._mixed(carry, batch, state)
+        x_TD = carry.x_TD + self.attention(self.attention_norm(carry.x_TD), batch, state)
+        return Carry(x_TD + self._fed_forward(x_TD))
+
+    def _mixed(
+        self, carry: ResidualCarry, batch: PackedBatch, state: LayerState | None
     ) -> ResidualCarry:
-        """Returns the carry after this layer."""
         input_TD = self.attention_mix(carry)
         attended_TD = self.attention(self.attention_norm(input_TD), batch, state)
         if self.begins_block:
@@ -72,13 +73,12 @@ class MixedLayer(nn.Module):
             carry = ResidualCarry(attended_TD, bank_TBD)
         else:
             carry = carry._replace(sum_TD=carry.sum_TD + attended_TD)
-        moved_TD = self.feed_forward(self.mlp_norm(self.mlp_mix(carry)))
+        moved_TD = self._fed_forward(self.mlp_mix(carry))
         return carry._replace(sum_TD=carry.sum_TD + moved_TD)
 
-    @property
-    def feed_forward(self) -> nn.Module:
-        """The dense or mixture feed-forward."""
-        return self.moe if hasattr(self, "moe") else self.mlp
+    def _fed_forward(self, x_TD: Tensor) -> Tensor:
+        out: Tensor = (self.moe if self.is_moe else self.mlp)(self.mlp_norm(x_TD))
+        return out
 
 
 class KimiHead(nn.Module):
@@ -106,9 +106,8 @@ class KimiModel(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.is_mixed = config.residual_block is not None
-        layer_class = MixedLayer if self.is_mixed else PlainLayer
         self.layers = nn.ModuleList(
-            layer_class(config, layer, kernels) for layer in range(config.num_layers)
+            KimiLayer(config, layer, kernels) for layer in range(config.num_layers)
         )
         self.head = KimiHead(config, kernels)
         if config.vision is not None:
@@ -153,24 +152,6 @@ def build(config: KimiConfig, kernels: KernelSet, num_positions: int) -> KimiMod
     return KimiModel(config, kernels)
 
 
-def _add_parts(module: nn.Module, config: KimiConfig, layer: int, kernels: KernelSet) -> None:
-    hidden = config.hidden_size
-    activation = SILU if config.situ is None else Activation(*_betas(config))
-    module.attention_norm = RMSNorm(hidden, config.norm_epsilon, kernels)
-    module.attention = _attention(config, layer, kernels)
-    module.mlp_norm = RMSNorm(hidden, config.norm_epsilon, kernels)
-    if config.is_moe[layer]:
-        shape = expert_shape(config)
-        module.moe = LatentMoE(shape, config.moe.shared_width, kernels)
-    else:
-        module.mlp = gated_mlp(hidden, config.intermediate_size, activation, kernels)
-
-
-def _betas(config: KimiConfig) -> tuple[float, float]:
-    assert config.situ is not None
-    return config.situ.beta, config.situ.linear_beta
-
-
 def _attention(config: KimiConfig, layer: int, kernels: KernelSet) -> nn.Module:
     kda, mla = config.kda, config.mla
     if config.is_mla[layer]:
@@ -206,7 +187,7 @@ def _attention(config: KimiConfig, layer: int, kernels: KernelSet) -> nn.Module:
 
 def expert_shape(config: KimiConfig) -> ExpertShape:
     """Returns the sizes of one layer's routed experts, all of them."""
-    moe = config.moe
+    moe, situ = config.moe, config.situ
     return ExpertShape(
         hidden=config.hidden_size,
         experts=moe.experts,
@@ -217,6 +198,6 @@ def expert_shape(config: KimiConfig) -> ExpertShape:
         renormalise=moe.renormalise,
         scaling=moe.scaling,
         quantised=moe.quantised,
-        activation=SILU if config.situ is None else Activation(*_betas(config)),
+        activation=SILU if situ is None else Activation(situ.beta, situ.linear_beta),
         norm_epsilon=config.norm_epsilon,
     )

@@ -75,7 +75,7 @@ class VisionTower(nn.Module):
     def forward(self, pixels_NCPP: Tensor, grids: Sequence[Grid]) -> list[Tensor]:
         """Returns for each image its merged features [M, W], M = rows * columns / merge."""
         sizes = [frames * rows * columns for frames, rows, columns in grids]
-        parts = pixels_NCPP.split(sizes)
+        parts = torch.split(pixels_NCPP, sizes)
         return [self._one(part, grid) for part, grid in zip(parts, grids, strict=True)]
 
     def _one(self, pixels_NCPP: Tensor, grid: Grid) -> Tensor:
@@ -88,7 +88,7 @@ class VisionTower(nn.Module):
     def _places(self, grid: Grid) -> Tensor:
         """The learned table resampled to the grid, and a fixed code of each frame if several."""
         frames, rows, columns = grid
-        table_YXD = self.positions
+        table_YXD: Tensor = self.positions
         if table_YXD.shape[:2] != (rows, columns):
             resampled = functional.interpolate(
                 table_YXD.permute(2, 0, 1)[None].float(), (rows, columns), mode="bilinear"
@@ -145,7 +145,7 @@ def frame_code(frames: int, config: VisionConfig) -> Tensor:
 
 
 def _rotated(x_NAH: Tensor, turn_NR: Tensor) -> Tensor:
-    pairs = torch.view_as_complex(x_NAH.float().unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(x_NAH.float().reshape(*x_NAH.shape[:-1], -1, 2))
     turned = torch.view_as_real(pairs * turn_NR.unsqueeze(1)).flatten(-2)
     return turned.to(x_NAH.dtype)
 
