@@ -1,5 +1,7 @@
 """Slices of any legal layout tile every tensor; illegal layouts are refused with the legal ones."""
 
+import json
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -29,6 +31,7 @@ from firstlight.sharding.slices import (
     slice_for,
 )
 from tiny_checkpoints import FAMILIES, tiny_config
+from tiny_kimi import K3_DATA, linear_config, miniature_config, wide_config
 
 DEGREES = st.integers(1, 16)
 
@@ -125,13 +128,13 @@ def mixture(num_experts=8, width=96):
         "mixture", 1,
         (
             Rule("l.{layer}.e.{expert}.up", "layers.{layer}.experts.up", ("ffn", "hidden"),
-                 "width"),
+                 EXPERT),
             Rule("l.{layer}.e.{expert}.down", "layers.{layer}.experts.down", ("hidden", "ffn"),
-                 "width", dim=1),
+                 EXPERT, dim=1),
             Rule("l.{layer}.router", "layers.{layer}.router", (num_experts, "hidden")),
         ),
     )  # fmt: skip
-    axes = (width_axis("width", width), Axis(EXPERT, num_experts))
+    axes = (width_axis(EXPERT, width), Axis("heads", 12))
     dims = {"ffn": width, "hidden": 8}
     facts = Facts(2, dims, {a.name: a for a in axes}, num_experts=num_experts)
     return tuple(expand(table, facts)), facts
@@ -160,7 +163,7 @@ def test_a_cover_with_a_hole_or_an_overlap_is_noticed():
     tensors, facts = mixture()
     router = tensors[-1]
     assert covers_once(router, facts, Layout(tp=3))
-    broken = Facts(2, facts.dims, {**facts.axes, "width": Axis("width", 5)}, num_experts=8)
+    broken = Facts(2, facts.dims, {EXPERT: Axis(EXPERT, 5)}, num_experts=8)
     assert not covers_once(tensors[0], broken, Layout(tp=5))
 
 
@@ -176,4 +179,75 @@ def test_held_bytes_add_up_to_the_allocated_shapes():
     place = Layout(tp=2).place(1)
     shapes = [local_shape(t, slice_for(t, spec.facts, place)) for t in spec.tensors]
     expected = sum(4 * s[0] * (s[1] if len(s) > 1 else 1) for s in shapes)
-    assert held_bytes([(t, 4) for t in spec.tensors], spec.facts, place) == expected
+    assert held_bytes(spec.tensors, spec.facts, place, element_bytes=4) == expected
+
+
+def test_expert_width_is_cut_by_what_ep_leaves():
+    _, facts = mixture()
+    with pytest.raises(LayoutError, match=r"tp x dp / ep = 4 does not divide expert \(3 pieces"):
+        check_layout(facts, Layout(tp=4))
+    check_layout(facts, Layout(tp=4, ep=4))
+    check_layout(facts, Layout(tp=6, ep=2))
+
+
+def test_the_miniature_is_cut_by_nothing_but_ep():
+    facts = read_model_spec(miniature_config()).facts
+    assert legal_degrees(facts.axes, 64) == [1]
+    with pytest.raises(LayoutError) as caught:
+        check_layout(facts, Layout(tp=2))
+    for reason in ("kda_heads (5 pieces of one KDA head)", "expert (1 piece of one group of 32"):
+        assert reason in str(caught.value)
+    with pytest.raises(LayoutError, match=r"heads \(4 pieces of one MLA head\)"):
+        check_layout(facts, Layout(tp=5))
+    with pytest.raises(LayoutError, match="tp x dp / ep = 2"):
+        check_layout(facts, Layout(dp=2))
+    check_layout(facts, Layout(dp=4, ep=4, pp=3))
+
+
+@st.composite
+def wide_layouts(draw):
+    tp = draw(st.sampled_from([1, 2, 3, 4, 6, 12]))
+    dp = draw(st.integers(1, 3))
+    ep = draw(st.sampled_from([e for e in (1, 2, 3, 4, 6, 12) if tp * dp % e == 0]))
+    return Layout(tp=tp, dp=dp, pp=draw(st.integers(1, 3)), ep=ep)
+
+
+WIDE = {name: read_model_spec(make()) for name, make in
+        (("kimi_k3", wide_config), ("kimi_linear", linear_config))}  # fmt: skip
+
+
+@given(family=st.sampled_from(sorted(WIDE)), layout=wide_layouts())
+def test_every_kimi_tensor_is_covered_by_any_legal_layout(family, layout):
+    spec = WIDE[family]
+    if 12 % layout.expert_tp:  # the width of an expert has 12 pieces
+        with pytest.raises(LayoutError, match="does not divide expert"):
+            check_layout(spec.facts, layout)
+        return
+    check_layout(spec.facts, layout)
+    for tensor in spec.tensors:
+        assert tensor.unused or covers_once(tensor, spec.facts, layout), tensor.name
+
+
+@pytest.fixture(scope="module")
+def published():
+    return read_model_spec(json.loads((K3_DATA / "real" / "config.json").read_text()))
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=8), Layout(tp=8, ep=8)], ids=str)
+def test_a_rank_of_the_published_model_holds_an_exact_number_of_bytes(published, layout):
+    """191.8 GiB: an eighth of what is cut; all of routers, latent projections, tower and norms."""
+    check_layout(published.facts, layout)
+    held = {
+        held_bytes(published.tensors, published.facts, layout.place(rank), element_bytes=2)
+        for rank in (0, 7)
+    }
+    assert held == {205_951_299_312}
+
+
+def test_two_stages_share_the_published_model_without_a_rest(published):
+    layout = Layout(tp=8, pp=2)
+    stages = [
+        held_bytes(published.tensors, published.facts, layout.place(8 * n), element_bytes=2)
+        for n in range(2)
+    ]
+    assert sum(stages) == 205_951_299_312

@@ -40,10 +40,14 @@ class AnswerRecorder:
         self._carries: dict[str, Any] = {}
         self._logits: dict[str, Tensor] = {}
         self._shared: dict[str, Tensor] = {}
+        self._kept = {rule.name for rule in spec.tensors if rule.dtype == "F32"}
 
     @torch.inference_mode()
     def on_unit(self, unit: str, tensors: Mapping[str, Tensor]) -> None:
-        """Advances the sample through one unit; `tensors` are its parameters by our names."""
+        """Advances the sample through one unit; `tensors` are its parameters by our names.
+
+        The sample is text, so units of an encoder (vision, projector) pass by.
+        """
         if unit == "embed":
             self._shared = {n: t.clone() for n, t in tensors.items()} if self._tied else {}
             tokens_T = torch.tensor([t for ids in self._samples.values() for t in ids])
@@ -59,6 +63,8 @@ class AnswerRecorder:
             for dtype in self._dtypes:
                 self._install({**tensors, **self._tied_tensors()}, dtype)
                 self._logits[dtype] = self._module.head(self._carries[dtype]).double()
+        else:
+            return
         self._forget(tensors)
 
     def answers(self) -> KnownAnswers:
@@ -97,7 +103,11 @@ class AnswerRecorder:
     def _install(self, tensors: Mapping[str, Tensor], dtype: str) -> None:
         for name, tensor in tensors.items():
             owner, leaf = _owner(self._module, name)
-            value = tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
+            value = tensor
+            if tensor.is_floating_point():
+                # As when serving: what a rule keeps in fp32 is not rounded with the rest.
+                kept = name in self._kept and dtype == "bfloat16"
+                value = tensor.to(torch.float32 if kept else getattr(torch, dtype))
             owner._parameters[leaf] = nn.Parameter(value, requires_grad=False)
 
     def _forget(self, tensors: Mapping[str, Tensor]) -> None:

@@ -181,24 +181,26 @@ def _pass_unit(run: _Run, unit: UnitRecord, output: UnitWriter | None) -> str:
     hasher = blake3()
     hook = run.options.hook if unit.name != UNUSED_UNIT else None
     held: dict[str, list[torch.Tensor]] = {}
+    stacked: set[str] = set()
     for index, block in enumerate(unit.blocks):
         for expert, number in product(range(block.count), range(len(block.parts))):
-            tiles = []
+            part, tiles = block.parts[number], []
             for tile, values in _read_part(run, block, number, expert, hasher.update):
-                rows = granule_rows(block, block.parts[number], tile, values)
+                rows = granule_rows(block, part, tile, values)
                 if output is not None:
                     key = GranuleKey(index, expert, tile.granule)
                     output.write(key, part=number, first_byte=tile.first_byte, rows=rows)
                 run.advance(rows.nbytes, unit.name)
-                if hook is not None:
+                if hook is not None and not part.unused:
                     tiles.append(values)
-            if hook is not None:
-                whole = torch.cat(tiles).view(block.parts[number].shape)
-                held.setdefault(_own_name(block, number, expert), []).append(whole)
+            if tiles:
+                name = _own_name(block, number, expert)
+                held.setdefault(name, []).append(torch.cat(tiles).view(part.shape))
+                if block.experts and name == part.name:
+                    stacked.add(name)
     if hook is not None:
-        hook.on_unit(
-            unit.name, {n: t[0] if len(t) == 1 else torch.stack(t) for n, t in held.items()}
-        )
+        whole = {n: torch.stack(t) if n in stacked else t[0] for n, t in held.items()}
+        hook.on_unit(unit.name, whole)
     return hasher.hexdigest()
 
 

@@ -17,9 +17,9 @@ from firstlight.errors import UsageError
 
 MODEL_FILES = (
     "config.json", "generation_config.json", "chat_template.jinja", "chat_template.json",
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "merges.txt", "preprocessor_config.json",
-    "processor_config.json", "video_preprocessor_config.json",
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tiktoken.model",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
 )  # fmt: skip
 _PATTERNS = ("*.tiktoken", "additional_chat_templates/*.jinja")
 _LICENCES = ("LICENSE*", "LICENCE*", "License*", "NOTICE*", "COPYING*")

@@ -8,7 +8,7 @@ from blake3 import blake3
 
 from firstlight import __version__
 from firstlight.adapt.shard_files import find_licence
-from firstlight.checkpoint.names import NameReport, require_match
+from firstlight.checkpoint.names import Match, NameReport, require_match
 from firstlight.checkpoint.reader import count_values
 from firstlight.checkpoint.store import (
     FORMAT_NAME,
@@ -29,7 +29,7 @@ from firstlight.checkpoint.store_layout import (
 )
 from firstlight.checkpoint.tensor_info import Checkpoint, TensorInfo
 from firstlight.models.spec import ModelSpec, read_model_spec
-from firstlight.sharding.codecs import find_codec
+from firstlight.sharding.codecs import KEEP, Codec, find_codec
 from firstlight.sharding.rules import REPLICATED
 
 UNUSED_UNIT = "unused"
@@ -58,22 +58,7 @@ def plan_shard(checkpoint: Checkpoint, *, dtype: str = "keep") -> ShardPlan:
     spec = read_model_spec(checkpoint.config())
     report = require_match(checkpoint, spec)
     codec = find_codec(dtype)
-    parts = [
-        (
-            match.rule,
-            PartRecord(
-                name=match.rule.name,
-                sources=(match.rule.source,),
-                source_dtype=match.info.dtype,
-                dtype=codec.dtype or match.info.dtype,
-                shape=match.rule.shape,
-                dim=match.rule.dim,
-                codec=codec.name,
-                source_rows=match.rule.source_rows,
-            ),
-        )
-        for match in report.matched
-    ]
+    parts = [(match.rule, _part(match, codec)) for match in report.matched]
     units = [*plan_units(parts, spec.facts), *_unused_unit(report)]
     uncovered = [name for unit in units for name in uncovered_parts(unit)]
     assert not uncovered, f"granules do not cover {uncovered}"
@@ -85,6 +70,24 @@ def plan_shard(checkpoint: Checkpoint, *, dtype: str = "keep") -> ShardPlan:
         "format": str(FORMAT_VERSION),
     }
     return ShardPlan(spec, report, tuple(units), request)
+
+
+def _part(match: Match, codec: Codec) -> PartRecord:
+    """Returns the record of one tensor; the codec leaves alone what the rule keeps as it is."""
+    rule, stored = match.rule, match.info.dtype
+    if rule.dtype:
+        codec = KEEP
+    return PartRecord(
+        name=rule.name,
+        sources=(rule.source,),
+        source_dtype=stored,
+        dtype=codec.dtype or stored,
+        shape=rule.shape,
+        dim=rule.dim,
+        codec=codec.name,
+        source_rows=rule.source_rows,
+        unused=rule.unused,
+    )
 
 
 def _unused_unit(report: NameReport) -> list[UnitRecord]:

@@ -13,11 +13,14 @@ from torch import Tensor, nn
 
 from firstlight.assembly.pack import PackReport, pack_modules
 from firstlight.checkpoint.loader import LoadReport, load_into
+from firstlight.checkpoint.read_plan import kept_types, parameter_shapes
+from firstlight.checkpoint.torch_types import TORCH_TYPES
 from firstlight.kernels.registry import KernelSet
+from firstlight.layers.experts import Mxfp4Experts, to_dense
 from firstlight.models.spec import ModelSpec
 from firstlight.parallel.apply import apply_rules
 from firstlight.parallel.mesh import Mesh
-from firstlight.sharding.slices import local_shape, slice_for
+from firstlight.sharding.slices import held_bytes
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,9 @@ def assemble(
     )
     move_buffers(module, options.device)
     # Before the rules are applied: they put hooks on the gradients there are.
-    module.requires_grad_(options.trainable).train(options.trainable)
+    if options.trainable:
+        unpack_experts(module, options.dtype)
+    set_trainable(module, options.trainable)
     allocated_bytes = sum(t.untyped_storage().nbytes() for t in parameters.values())
     parameters.clear()  # or what is packed would stay in memory
     packs = options.pack and not options.trainable
@@ -94,6 +99,22 @@ def assemble(
     )
 
 
+def unpack_experts(module: nn.Module, dtype: torch.dtype) -> None:
+    """Swaps MXFP4 experts in place for float ones of the same values: codes have no gradient."""
+    for owner in list(module.modules()):
+        for name, child in list(owner.named_children()):
+            if isinstance(child, Mxfp4Experts):
+                setattr(owner, name, to_dense(child, dtype))
+
+
+def set_trainable(module: nn.Module, trainable: bool) -> None:
+    """Turns gradients of all float parameters on or off, and the module's own mode with them."""
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_(trainable)
+    module.train(trainable)
+
+
 def build_on_meta(spec: ModelSpec, kernels: KernelSet, num_positions: int) -> nn.Module:
     """Returns the family's module with shapes but no storage."""
     with torch.device("meta"):
@@ -102,14 +123,19 @@ def build_on_meta(spec: ModelSpec, kernels: KernelSet, num_positions: int) -> nn
 
 
 def allocate(spec: ModelSpec, mesh: Mesh, options: BuildOptions) -> dict[str, Tensor]:
-    """Returns uninitialised tensors, by parameter name, of the shapes this rank holds."""
-    parameters: dict[str, Tensor] = {}
-    for rule in spec.tensors:
-        part = slice_for(rule, spec.facts, mesh.place)
-        if part is not None:
-            shape = local_shape(rule, part)
-            parameters[rule.name] = torch.empty(shape, dtype=options.dtype, device=options.device)
-    return parameters
+    """Returns uninitialised tensors, by parameter name, of the shapes this rank holds.
+
+    They have the compute dtype unless their rule keeps another; local experts are stacked.
+    """
+    kept = kept_types(spec)
+    return {
+        name: torch.empty(
+            shape,
+            dtype=TORCH_TYPES[kept[name]] if name in kept else options.dtype,
+            device=options.device,
+        )
+        for name, shape in parameter_shapes(spec, mesh.place).items()
+    }
 
 
 def install(module: nn.Module, parameters: Mapping[str, Tensor], spec: ModelSpec) -> None:
@@ -135,12 +161,7 @@ def move_buffers(module: nn.Module, device: torch.device) -> None:
 
 def planned_bytes(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype) -> int:
     """Returns the bytes of weights the rules give to this rank."""
-    total = 0
-    for rule in spec.tensors:
-        part = slice_for(rule, spec.facts, mesh.place)
-        if part is not None:
-            total += dtype.itemsize * torch.Size(local_shape(rule, part)).numel()
-    return total
+    return held_bytes(spec.tensors, spec.facts, mesh.place, element_bytes=dtype.itemsize)
 
 
 def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:

@@ -17,12 +17,13 @@ def zero_what_is_not_read(
 ) -> None:
     """Zeroes padding rows, and tensors that only the first rank of a sum holds."""
     for target in targets:
-        if target.name not in parameters:
+        part = target.part
+        if target.name not in parameters or not (part.zero or part.padded):
             continue
-        tensor, part = destination(parameters, target), target.part
+        tensor = destination(parameters, target)
         if part.zero:
             tensor.zero_()
-        elif part.padded:
+        else:
             tensor.narrow(part.dim, part.stop - part.start, part.padded).zero_()
 
 

@@ -44,11 +44,14 @@ def plan_granule_reads(
     reads: list[GranuleRead] = []
     filled: set[tuple[str, int | None]] = set()
     for unit in units:
+        starts = _starts(unit)
         for index, block in enumerate(unit.blocks):
+            per_read = max(1, largest_read // starts[index].stride)
             for position in range(block.count):
                 held = _held(block, position, places)
                 filled.update((t.rule.name, t.rule.expert) for t in held if t is not None)
-                reads.extend(_runs(unit, GranuleKey(index, position, 0), held, largest_read))
+                key = GranuleKey(index, position, 0)
+                reads.extend(_runs(unit, key, held, start=starts[index], per_read=per_read))
     absent = [t.name for key, t in places.items() if key not in filled]
     if absent:
         raise StoreError(f"the store holds no values for: {', '.join(absent[:50])}")
@@ -72,25 +75,46 @@ def _held(
     return tuple(held)
 
 
+class _Start(NamedTuple):
+    """Where a block begins in its file and its index; the bytes of a granule and of the last."""
+
+    offset: int
+    entry: int
+    stride: int
+    last: int
+
+
+def _starts(unit: UnitRecord) -> list[_Start]:
+    return [
+        _Start(offset, entry, stride(block), granule_bytes(block, block.granules - 1))
+        for block, offset, entry in zip(
+            unit.blocks, block_offsets(unit), first_entries(unit), strict=True
+        )
+    ]
+
+
 def _runs(
-    unit: UnitRecord, key: GranuleKey, held: Sequence[Target | None], largest_read: int
+    unit: UnitRecord,
+    key: GranuleKey,
+    held: tuple[Target | None, ...],
+    *,
+    start: _Start,
+    per_read: int,
 ) -> Iterator[GranuleRead]:
     """Cuts a rank's run of granules into reads; a short last granule is a read of its own."""
     some = next((t for t in held if t is not None), None)
     if some is None:
         return
-    block = unit.blocks[key.block]
+    block, whole = unit.blocks[key.block], start.stride
     first, stop = granule_range(block, some)
-    whole = stride(block)
-    base = block_offsets(unit)[key.block] + key.expert * block.granules * whole
-    entry = first_entries(unit)[key.block] + key.expert * block.granules
-    per_read = max(1, largest_read // whole)
-    short = granule_bytes(block, block.granules - 1) != whole
+    base = start.offset + key.expert * block.granules * whole
+    entry = start.entry + key.expert * block.granules
+    short = start.last != whole
     at = first
     while at < stop:
         last_full = block.granules - 1 if short else block.granules
         end = at + 1 if at >= last_full else min(stop, at + per_read, last_full)
-        num_bytes = (end - at - 1) * whole + granule_bytes(block, end - 1)
+        num_bytes = (end - at - 1) * whole + (start.last if end == block.granules else whole)
         yield GranuleRead(
             unit=unit,
             key=key._replace(granule=at),
@@ -99,7 +123,7 @@ def _runs(
             entry=entry + at,
             offset=base + at * whole,
             num_bytes=num_bytes,
-            targets=tuple(held),
+            targets=held,
         )
         at = end
 

@@ -24,6 +24,7 @@ from firstlight.checkpoint.positioned_io import InputFile
 from firstlight.checkpoint.progress import Progress, silent
 from firstlight.checkpoint.read_plan import (
     Target,
+    kept_types,
     parameter_shapes,
     plan_tensor_reads,
     targets_of,
@@ -31,7 +32,7 @@ from firstlight.checkpoint.read_plan import (
 from firstlight.checkpoint.store import Store
 from firstlight.checkpoint.store_layout import BlockRecord
 from firstlight.checkpoint.tensor_info import Checkpoint
-from firstlight.checkpoint.torch_types import bytes_of
+from firstlight.checkpoint.torch_types import TORCH_TYPES, bytes_of
 from firstlight.errors import StoreError, TensorError
 from firstlight.sharding.layout import Place
 from firstlight.sharding.slices import check_layout
@@ -65,7 +66,9 @@ def load_into(
     check: bool = True,
     patience: Patience | None = None,
 ) -> LoadReport:
-    """Fills `parameters` (our names, `local_shape` of each, any float dtype) with a rank's weights.
+    """Fills `parameters` (our names, `local_shape` of each, experts stacked) with a rank's weights.
+
+    Any float dtype will do where the rule names none; a rule's own dtype must be kept.
 
     `check` has stored digests compared while loading, tied tensors proven equal, and the rank's
     digest computed. Raises TensorError for names and shapes that do not fit, DigestMismatch for
@@ -177,11 +180,12 @@ def _wanted(
 def check_parameters(
     parameters: Mapping[str, torch.Tensor], spec: WeightSpec, place: Place
 ) -> None:
-    """Raises TensorError listing every parameter that is absent, unknown, or of another shape.
+    """Raises TensorError listing every parameter that is absent, unknown, or of another shape or
+    type.
 
     A tied alias may be given only if it shares its memory with its twin.
     """
-    wanted = parameter_shapes(spec, place)
+    wanted, kept = parameter_shapes(spec, place), kept_types(spec)
     optional = {rule.name for rule in spec.tensors if rule.optional}
     tied = dict(spec.family.table.tied) if "tied" in spec.facts.flags else {}
     wrong = [f"{n}: not allocated" for n in wanted if n not in parameters and n not in optional]
@@ -190,12 +194,22 @@ def check_parameters(
         if name in wanted:
             if tuple(tensor.shape) != wanted[name]:
                 wrong.append(f"{name}: allocated {list(tensor.shape)}, needs {list(wanted[name])}")
-            elif not tensor.is_floating_point():
-                wrong.append(f"{name}: allocated as {tensor.dtype}, needs a floating point type")
+            elif defect := _type_defect(tensor.dtype, kept.get(name, "")):
+                wrong.append(f"{name}: {defect}")
         elif twin is None or twin.data_ptr() != tensor.data_ptr():
             wrong.append(f"{name}: no rule of the family fills it")
     if wrong:
         raise TensorError("parameters do not fit the model:\n  " + "\n  ".join(wrong))
+
+
+def _type_defect(allocated: torch.dtype, kept: str) -> str:
+    """Says what is wrong with a parameter's type, empty if nothing is."""
+    if kept:
+        same = allocated == TORCH_TYPES[kept]
+        return "" if same else f"allocated as {allocated}, keeps {TORCH_TYPES[kept]}"
+    if not allocated.is_floating_point:
+        return f"allocated as {allocated}, needs a floating point type"
+    return ""
 
 
 def _digest_parameters(

@@ -101,8 +101,9 @@ def match_names(tensors: Mapping[str, TensorInfo], spec: WeightSpec) -> NameRepo
         used.add(rule.source)
         matched.append(Match(rule, info))
         shapes.extend(_shape_defects(rule, info, rows))
-        if info.dtype not in FLOAT_TYPES:
-            what = f"{info.dtype} values where floating point ones are expected"
+        wanted = "" if rule.dtype in FLOAT_TYPES else rule.dtype
+        if info.dtype != wanted and (wanted or info.dtype not in FLOAT_TYPES):
+            what = f"{info.dtype} values where {wanted or 'floating point'} ones are expected"
             dtypes.append(Finding(ERROR, f"{info.file}, {info.name}", what))
     rest = [info for name, info in tensors.items() if name not in used]
     unexpected, ignored = _sort_rest(rest, spec)

@@ -45,13 +45,12 @@ class TensorRead(NamedTuple):
 
 def targets_of(spec: WeightSpec, place: Place) -> tuple[Target, ...]:
     """Returns every tensor a rank holds and where it lands, units in load order."""
-    uses = Counter(rule.name for rule in spec.tensors)
     filled: Counter[str] = Counter()
     targets = []
     for rule in spec.tensors:
         part = slice_for(rule, spec.facts, place)
         if part is not None:
-            stacked = filled[rule.name] if uses[rule.name] > 1 else None
+            stacked = filled[rule.name] if rule.stacked else None
             filled[rule.name] += 1
             targets.append(Target(rule, part, rule.name, stacked, local_shape(rule, part)))
     return tuple(targets)
@@ -64,6 +63,11 @@ def parameter_shapes(spec: WeightSpec, place: Place) -> dict[str, tuple[int, ...
         shape = target.shape
         shapes[target.name] = shape if target.stacked is None else (target.stacked + 1, *shape)
     return shapes
+
+
+def kept_types(spec: WeightSpec) -> dict[str, str]:
+    """Returns the header type of every parameter that does not take the compute dtype."""
+    return {rule.name: rule.dtype for rule in spec.tensors if rule.dtype}
 
 
 def plan_tensor_reads(

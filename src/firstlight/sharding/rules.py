@@ -114,6 +114,7 @@ class TensorRule:
 
     `source_rows` is the run of rows of a fused source tensor, None when the tensor is taken whole;
     `dtype` the header type it keeps in memory, empty for the compute dtype; `unused` as in Rule.
+    `stacked`: one expert of a parameter that has the local experts along a new first dim.
     """
 
     source: str
@@ -128,6 +129,7 @@ class TensorRule:
     optional: bool = False
     dtype: str = ""
     unused: bool = False
+    stacked: bool = False
 
 
 def width_axis(name: str, width: int, largest_piece: int = 32) -> Axis:
@@ -135,7 +137,7 @@ def width_axis(name: str, width: int, largest_piece: int = 32) -> Axis:
     columns.
     """
     piece = max(d for d in range(1, largest_piece + 1) if width % d == 0)
-    return Axis(name, width // piece, piece=f"{piece} columns of width")
+    return Axis(name, width // piece, piece=f"run of {piece} columns")
 
 
 def vocabulary_axis(num_rows: int) -> Axis:
@@ -199,6 +201,7 @@ def _expand_rule(rule: Rule, facts: Facts, layer: int | None) -> Iterator[Tensor
             optional=rule.optional,
             dtype=rule.dtype,
             unused=rule.unused,
+            stacked=expert is not None and "{expert}" not in rule.name,
         )
 
 

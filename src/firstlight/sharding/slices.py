@@ -1,13 +1,15 @@
 """Owns which part of each tensor a rank holds; pure integers, no file offsets and no tensor.
 
-Layout is legal for an axis of G granules when TP divides G, or, for replicable axes, G divides TP.
+A degree is legal for an axis of G granules when it divides G, or, for replicable axes, G divides
+it. The degree of the experts' width is `Layout.expert_tp`, that of every other axis `Layout.tp`.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import ceil, gcd
+from math import ceil, gcd, prod
 
 from firstlight.errors import LayoutError
+from firstlight.sharding.codecs import dtype_bytes
 from firstlight.sharding.layout import Layout, Place, stage_layers
 from firstlight.sharding.rules import (
     EXPERT,
@@ -61,19 +63,27 @@ def is_legal(axis: Axis, granules: int, degree: int) -> bool:
 
 
 def legal_degrees(axes: Mapping[str, Axis], limit: int = 1024) -> list[int]:
-    """Returns every TP degree up to `limit` that all axes but the experts' allow."""
+    """Returns every TP degree up to `limit` that all axes allow; the experts' width is not asked,
+    since EP can take any part of its degree (`legal_expert_degrees`).
+    """
     dense = [a for a in axes.values() if a.name != EXPERT]
     return [d for d in range(1, limit + 1) if all(is_legal(a, a.pieces, d) for a in dense)]
 
 
+def legal_expert_degrees(axes: Mapping[str, Axis], limit: int = 1024) -> list[int]:
+    """Returns every number of ways, up to `limit`, that the width of one expert may be cut."""
+    expert = axes.get(EXPERT)
+    return [d for d in range(1, limit + 1) if expert is None or is_legal(expert, expert.pieces, d)]
+
+
 def check_layout(facts: Facts, layout: Layout) -> None:
-    """Raises LayoutError, listing the legal degrees, when the model cannot be cut this way."""
+    """Raises LayoutError, listing the legal degrees and why, when the model cannot be cut so."""
     legal = legal_degrees(facts.axes, max(64, layout.tp))
     if layout.tp not in legal:
         bad = [
-            f"{a.name} ({a.pieces} pieces)"
+            _describe(a)
             for a in facts.axes.values()
-            if a.name != EXPERT and not is_legal(a, a.pieces, layout.tp)
+            if not is_legal(a, a.pieces, layout.expert_tp if a.name == EXPERT else layout.tp)
         ]
         raise LayoutError(
             f"tp {layout.tp} does not divide {', '.join(bad)}; legal tp for this model: "
@@ -81,27 +91,46 @@ def check_layout(facts: Facts, layout: Layout) -> None:
         )
     if layout.pp > 1:
         stage_layers(facts.num_layers, layout, 0)
+    _check_experts(facts, layout)
+
+
+def _check_experts(facts: Facts, layout: Layout) -> None:
     if layout.ep > 1 and (not facts.num_experts or facts.num_experts % layout.ep):
         raise LayoutError(f"ep {layout.ep} does not divide the model's {facts.num_experts} experts")
+    ways = legal_expert_degrees(facts.axes, max(64, layout.expert_tp))
+    if facts.num_experts and layout.expert_tp not in ways:
+        raise LayoutError(
+            f"tp x dp / ep = {layout.expert_tp} does not divide {_describe(facts.axes[EXPERT])}; "
+            f"legal: {', '.join(str(d) for d in ways if d <= 64)}. A larger ep keeps experts whole"
+        )
+
+
+def _describe(axis: Axis) -> str:
+    noun = "piece" if axis.pieces == 1 else "pieces"
+    return f"{axis.name} ({axis.pieces} {noun}{f' of one {axis.piece}' if axis.piece else ''})"
 
 
 def slice_for(tensor: TensorRule, facts: Facts, place: Place) -> Slice | None:
-    """Returns what a rank holds of a tensor, None when it belongs to another rank.
+    """Returns what a rank holds of a tensor, None when it belongs to another rank or to none.
 
     Raises LayoutError when the axis cannot be cut by this layout.
     """
-    if not holds_unit(tensor, facts, place):
+    if not _is_held(tensor, facts, place):
         return None
-    if tensor.expert is not None:
-        per_rank = facts.num_experts // place.layout.ep
-        if tensor.expert // per_rank != place.ep_index:
-            return None
     if tensor.axis in (REPLICATED, ONCE):
         first = tensor.axis == REPLICATED or place.tp_index == 0
         length = tensor.shape[tensor.dim] if tensor.shape else 1
         return Slice(tensor.dim, 0, length, zero=not first)
     degree, index = _degree_and_index(tensor, place)
     return cut(facts.axes[tensor.axis], tensor.shape[tensor.dim], degree, index, dim=tensor.dim)
+
+
+def _is_held(tensor: TensorRule, facts: Facts, place: Place) -> bool:
+    if tensor.unused or not holds_unit(tensor, facts, place):
+        return False
+    if tensor.expert is None:
+        return True
+    return tensor.expert // (facts.num_experts // place.layout.ep) == place.ep_index
 
 
 def cut(axis: Axis, elements: int, degree: int, index: int, *, dim: int = 0) -> Slice:
@@ -166,14 +195,20 @@ def _degree_and_index(tensor: TensorRule, place: Place) -> tuple[int, int]:
     return place.layout.tp, place.tp_index
 
 
-def held_bytes(tensors: Iterable[tuple[TensorRule, int]], facts: Facts, place: Place) -> int:
-    """Returns the bytes a rank allocates for (tensor, bytes per element) pairs."""
+def held_bytes(
+    tensors: Iterable[TensorRule], facts: Facts, place: Place, *, element_bytes: int
+) -> int:
+    """Returns the bytes a rank allocates: `element_bytes` a value, or what a rule's dtype takes."""
     total = 0
-    for tensor, element_bytes in tensors:
-        part = slice_for(tensor, facts, place)
-        if part is not None:
-            size = element_bytes
-            for extent in local_shape(tensor, part):
-                size *= extent
-            total += size
+    sizes: dict[tuple[object, ...], int] = {}  # the experts of a layer are alike
+    for tensor in tensors:
+        if not _is_held(tensor, facts, place):
+            continue
+        kind = (tensor.shape, tensor.axis, tensor.dim, tensor.dtype, tensor.expert is None)
+        if kind not in sizes:
+            part = slice_for(tensor, facts, place)
+            assert part is not None, "what is held has a slice"
+            width = dtype_bytes(tensor.dtype) if tensor.dtype else element_bytes
+            sizes[kind] = width * prod(local_shape(tensor, part))
+        total += sizes[kind]
     return total

@@ -29,7 +29,11 @@ def facts(config: KimiConfig) -> Facts:
 def _axes(config: KimiConfig) -> tuple[Axis, ...]:
     moe = config.moe
     expert = (
-        Axis(EXPERT, moe.width // SCALE_GROUP, piece=f"{SCALE_GROUP} columns that share a scale")
+        Axis(
+            EXPERT,
+            moe.width // SCALE_GROUP,
+            piece=f"group of {SCALE_GROUP} columns that share a scale",
+        )
         if moe.quantised
         else width_axis(EXPERT, moe.width)
     )

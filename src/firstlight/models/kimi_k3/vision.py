@@ -27,7 +27,8 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, pixels_NCPP: Tensor) -> Tensor:
         """Returns [N, D]."""
-        return functional.linear(pixels_NCPP.flatten(1), self.weight.flatten(1))
+        pixels_NX = pixels_NCPP.flatten(1).to(self.weight.dtype)
+        return functional.linear(pixels_NX, self.weight.flatten(1))
 
 
 class VisionBlock(nn.Module):
