@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 from firstlight.errors import ConfigError, RequestError
-from firstlight.inputs.chat_format import ChatFormat
+from firstlight.inputs.chat_format import ChatFormat, load_chat_format
 from firstlight.inputs.tokenizer import Tokenizer, load_tokenizer
 
 FAMILIES = ["chatml", "headers", "instruct", "thinking", "system_notes"]
@@ -47,7 +47,7 @@ def formats(family: Callable[[str], Path]) -> dict[str, tuple[Tokenizer, ChatFor
         tokenizer = load_tokenizer(family(name))
         written = ["<think>", "</think>", "<tool_call>"]
         marked = tokenizer.with_controls(written if name in ("thinking", "system_notes") else [])
-        loaded[name] = (marked, ChatFormat.load(family(name), tokenizer))
+        loaded[name] = (marked, load_chat_format(family(name), tokenizer))
     return loaded
 
 
@@ -110,7 +110,7 @@ def test_sentencepiece_chat_equals_transformers(sentencepiece_file: Path, tmp_pa
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file.read_bytes())
     (tmp_path / "chat_template.jinja").write_text(source.read_text())
     tokenizer = load_tokenizer(tmp_path)
-    chat = ChatFormat.load(tmp_path, tokenizer)
+    chat = load_chat_format(tmp_path, tokenizer)
     reference = transformers.LlamaTokenizer.from_pretrained(tmp_path)
     expected = reference.apply_chat_template(ASKING, return_dict=False)
     assert chat.render(ASKING, add_generation_prompt=False).token_ids == expected
@@ -120,7 +120,7 @@ def test_sentencepiece_chat_equals_transformers(sentencepiece_file: Path, tmp_pa
 
 
 def test_smollm2_renders_as_transformers(smollm2: Tokenizer, tmp_path: Path) -> None:
-    chat = ChatFormat.load(smollm2.origin, smollm2)
+    chat = load_chat_format(smollm2.origin, smollm2)
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     text = chat.render(messages).text
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
@@ -259,8 +259,8 @@ def test_text_parts_are_passed_or_joined(formats: Any) -> None:
         ([7], "messages[0]"),
         ([{"content": "x"}], "messages[0].role"),
         ([{"role": "user", "content": 7}], "messages[0].content"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
         ([{"role": "user", "content": "x", "tool_calls": {}}], "messages[0].tool_calls"),
     ],
 )
@@ -293,7 +293,7 @@ def test_kwargs_text_is_users_text(formats: Any) -> None:
 
 def test_no_template_is_a_clear_refusal(byte_level: Backend, tmp_path: Path) -> None:
     byte_level.save(str(tmp_path / "tokenizer.json"))
-    chat = ChatFormat.load(tmp_path, load_tokenizer(tmp_path))
+    chat = load_chat_format(tmp_path, load_tokenizer(tmp_path))
     with pytest.raises(RequestError, match=r"no chat template.*/v1/completions"):
         chat.render(ASKING)
 
@@ -302,7 +302,7 @@ def test_named_templates_are_chosen_by_tools(byte_level: Backend, tmp_path: Path
     byte_level.save(str(tmp_path / "tokenizer.json"))
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    chat = ChatFormat.load(tmp_path, load_tokenizer(tmp_path))
+    chat = load_chat_format(tmp_path, load_tokenizer(tmp_path))
     assert chat.render(ASKING).text == "plain"
     assert chat.render(ASKING, tools=TOOLS).text == "tools"
 
@@ -310,7 +310,7 @@ def test_named_templates_are_chosen_by_tools(byte_level: Backend, tmp_path: Path
 def chat_of(byte_level: Backend, folder: Path, template: str) -> ChatFormat:
     byte_level.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(template)
-    return ChatFormat.load(folder, load_tokenizer(folder))
+    return load_chat_format(folder, load_tokenizer(folder))
 
 
 def test_a_broken_template_names_file_and_line(byte_level: Backend, tmp_path: Path) -> None:

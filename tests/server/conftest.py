@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from firstlight.inputs.chat_format import ChatFormat
+from firstlight.inputs.chat_format import load_chat_format
 from firstlight.inputs.generation_defaults import read_generation_defaults
 from firstlight.inputs.tokenizer import Tokenizer, load_tokenizer
 from firstlight.metrics.series import Series
@@ -98,7 +98,7 @@ def tokenizer(model_folder: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def make_server(model_folder: Path, tokenizer: Tokenizer) -> Callable[..., RunningServer]:
     """Makes a server that is not started; `engine` and `limits` are options, the rest context."""
-    chat_format = ChatFormat.load(model_folder, tokenizer)
+    chat_format = load_chat_format(model_folder, tokenizer)
     defaults = read_generation_defaults(model_folder)
 
     def make(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scripted_engine import ScriptedEngine
 
-from firstlight.inputs.chat_format import ChatFormat
+from firstlight.inputs.chat_format import load_chat_format
 from firstlight.inputs.generation_defaults import read_generation_defaults
 from firstlight.inputs.tokenizer import load_tokenizer
 from firstlight.metrics.series import Series
@@ -23,7 +23,7 @@ async def main(folder: Path) -> int:
     context = AppContext(
         engine=ScriptedEngine(tokenizer, step_seconds=0.02),
         tokenizer=tokenizer,
-        chat_format=ChatFormat.load(folder, tokenizer),
+        chat_format=load_chat_format(folder, tokenizer),
         defaults=read_generation_defaults(folder),
         model_names=("small",),
         context_length=256,

@@ -3,27 +3,38 @@ It knows nothing of templates' languages, tokens or control strings.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from firstlight.errors import RequestError
 
 MAX_DEPTH = 64
+IMAGE_TYPES = ("image_url", "image")
 KNOWN_ROLES = frozenset(
     {"system", "developer", "user", "assistant", "tool", "function", "ipython", "observation"}
 )
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
-def prepared_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def prepared_messages(
+    messages: Sequence[Mapping[str, Any]], *, takes_images: bool = False
+) -> list[dict[str, Any]]:
     """Checks the messages and copies them into plain dictionaries.
 
-    Keys without a value are dropped, reasoning is put under the names templates read, and the
-    JSON text of tool call arguments becomes an object. Raises RequestError naming the field.
+    Parts of a content are texts and, with `takes_images`, images of type image or image_url. Keys
+    without a value are dropped, reasoning is put under the names templates read, and the JSON text
+    of tool call arguments becomes an object. Raises RequestError naming the field.
     """
     if isinstance(messages, (str, Mapping)) or not messages:
         raise RequestError("messages must be a list with at least one message", "messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    kinds = ("text", *IMAGE_TYPES) if takes_images else ("text",)
+    return [_message(message, f"messages[{i}]", kinds) for i, message in enumerate(messages)]
+
+
+def num_images(messages: Sequence[Mapping[str, Any]]) -> int:
+    """How many image parts prepared messages hold."""
+    parts = (part for message in messages for part in _parts(message))
+    return sum(part["type"] in IMAGE_TYPES for part in parts)
 
 
 def plain_value(value: Any, where: str, depth: int = 0) -> Any:
@@ -58,14 +69,19 @@ def fitted_content(message: Mapping[str, Any], *, takes_text: bool, takes_parts:
     return content
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
+def _parts(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    content = message.get("content")
+    return content if isinstance(content, list) else ()
+
+
+def _message(message: Any, where: str, kinds: Collection[str]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(f"{where} is no object with role and content", where)
     copied = {k: v for k, v in plain_value(message, where).items() if v is not None}
     role = copied.get("role")
     if not isinstance(role, str) or not role:
         raise RequestError(f"{where}.role must be a non-empty text", f"{where}.role")
-    _check_content(copied.get("content"), f"{where}.content")
+    _check_content(copied.get("content"), f"{where}.content", kinds)
     if "tool_calls" in copied:
         copied["tool_calls"] = _tool_calls(copied["tool_calls"], f"{where}.tool_calls")
     reasoning = next((copied[n] for n in _REASONING_NAMES if n in copied), None)
@@ -74,19 +90,19 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     return copied
 
 
-def _check_content(content: Any, where: str) -> None:
+def _check_content(content: Any, where: str, kinds: Collection[str]) -> None:
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list):
         raise RequestError(f"{where} must be text or a list of parts", where)
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise RequestError(
-                f"{where}[{index}] is of type {kind!r}; this model takes text only", where
-            )
-        if not isinstance(part.get("text"), str):
-            raise RequestError(f"{where}[{index}].text must be text", where)
+        place = f"{where}[{index}]"
+        if kind not in kinds:
+            taken = "text and images" if len(kinds) > 1 else "text only"
+            raise RequestError(f"{place} is of type {kind!r}; this model takes {taken}", place)
+        if kind == "text" and not isinstance(part.get("text"), str):
+            raise RequestError(f"{place}.text must be text", place)
 
 
 def _tool_calls(calls: Any, where: str) -> list[Any]:
