@@ -47,11 +47,6 @@ class AnswerParser(Protocol):
         """Whether the next text would be content; not so while a marker may have begun."""
         ...
 
-    @property
-    def in_content(self) -> bool:
-        """Whether the next text would be content."""
-        ...
-
     def feed(self, token_id: int) -> AnswerDelta:
         """What became certain with this token; never raises."""
         ...

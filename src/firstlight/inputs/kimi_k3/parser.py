@@ -81,11 +81,6 @@ class KimiK3Parser:
         """Whether the next text would be content; not so while a marker may have begun."""
         return self._place is _Place.RESPONSE and self._begin is None
 
-    @property
-    def in_content(self) -> bool:
-        """Whether the next text would be content."""
-        return self._place is _Place.RESPONSE
-
     def feed(self, token_id: int) -> AnswerDelta:
         """What became certain with this token; never raises."""
         if token_id in self._ends:
