@@ -155,7 +155,7 @@ async def _serve(
 
 def make_context(settings: ServeSettings, spec: ModelSpec, client: ZmqEngineClient) -> AppContext:
     """Returns the record the server is made from: tokenizer, templates, defaults and limits."""
-    from firstlight.inputs.chat_format import ChatFormat
+    from firstlight.inputs.chat_format import load_chat_format
     from firstlight.inputs.generation_defaults import read_generation_defaults
     from firstlight.inputs.tokenizer import load_tokenizer
     from firstlight.metrics.series import Series
@@ -163,7 +163,7 @@ def make_context(settings: ServeSettings, spec: ModelSpec, client: ZmqEngineClie
 
     folder = settings.model / MODEL_FOLDER if is_store(settings.model) else settings.model
     tokenizer = load_tokenizer(folder)
-    chat_format = ChatFormat.load(folder, tokenizer)
+    chat_format = load_chat_format(folder, tokenizer)
     defaults = read_generation_defaults(folder if folder.is_dir() else folder.parent)
     ends = tuple(dict.fromkeys((*defaults.eos_ids, *tokenizer.eos_ids)))
     series = Series()
