@@ -47,7 +47,7 @@ _WITH_ATTRIBUTES = frozenset({"message", "call", "argument", "json"})
 class KimiK3Parser:
     """Reads one answer. Held back is at most an unfinished marker or character.
 
-    White space between elements is dropped, other text there is content. A call comes out whole
+    Text between elements is content, white space alone there is nothing. A call comes out whole
     when its closing marker has arrived; one without a name or without an end never does.
     """
 
@@ -64,6 +64,7 @@ class KimiK3Parser:
         self._raw = ""  # its text with the marker tokens
         self._name = ""  # its text without them
         self._thought: list[str] = []
+        self._gap = ""  # white space between elements, should text follow
         self._may_move = thinking  # nothing said yet that the text so far is no response
         self._call = CallReader()
         self._reasoning: list[str] = []
@@ -102,14 +103,16 @@ class KimiK3Parser:
         elif token_id == self._sep and self._begin is not None:
             self._finish_marker(self._stream.finish(), self._stream.push(token_id))
         else:
-            text = self._stream.push(token_id)
-            if self._begin is None:
-                self._write(text)
-                return
-            self._raw += text
-            self._name += text
-            if not self._may_be_marker():
-                self._release("")
+            self._take_text(self._stream.push(token_id))
+
+    def _take_text(self, text: str) -> None:
+        if self._begin is None:
+            self._write(text)
+            return
+        self._raw += text
+        self._name += text
+        if not self._may_be_marker():
+            self._release("")
 
     def _finish_marker(self, rest: str, sep: str) -> None:
         begin, name = self._begin, self._name + rest
@@ -162,7 +165,7 @@ class KimiK3Parser:
             self._moved = True
             self._content += self._thought
         self._settle()
-        self._place = _Place.BETWEEN
+        self._place, self._gap = _Place.BETWEEN, ""
 
     def _settle(self) -> None:
         """From here on it is certain that what was given as reasoning was that."""
@@ -190,8 +193,11 @@ class KimiK3Parser:
     def _write(self, text: str) -> None:
         if not text:
             return
-        if self._place is _Place.BETWEEN and not text.isspace():
-            self._place = _Place.RESPONSE
+        if self._place is _Place.BETWEEN:
+            self._gap += text
+            if text.isspace():
+                return
+            text, self._place = self._gap, _Place.RESPONSE
         if self._place is _Place.THINK:
             self._reasoning.append(text)
             if self._may_move:
@@ -202,9 +208,7 @@ class KimiK3Parser:
             self._call.write(text)
 
     def _end(self) -> None:
-        rest = self._stream.finish()
-        if self._begin is None:
-            self._write(rest)
+        self._take_text(self._stream.finish())
         self._begin = None
         self._place = _Place.END
 
