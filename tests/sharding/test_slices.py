@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from firstlight.errors import LayoutError
@@ -216,6 +216,7 @@ WIDE = {name: read_model_spec(make()) for name, make in
         (("kimi_k3", wide_config), ("kimi_linear", linear_config))}  # fmt: skip
 
 
+@settings(max_examples=30, deadline=None)
 @given(family=st.sampled_from(sorted(WIDE)), layout=wide_layouts())
 def test_every_kimi_tensor_is_covered_by_any_legal_layout(family, layout):
     spec = WIDE[family]

@@ -34,7 +34,10 @@ def inspect_report(found: InspectReport) -> Report:
     """Turns what was found into the report the command shows; an error in it fails the report."""
     checks = checks_of(found.findings)
     if found.sound:
-        checks = (Check("weights are whole and known", "ok", found.family), *checks)
+        seen = (
+            "names are known, files are absent" if found.computed else "weights are whole and known"
+        )
+        checks = (Check(seen, "ok", found.family), *checks)
     data: dict[str, Any] = {**msgspec.to_builtins(found, enc_hook=str, str_keys=True)}
     return Report("firstlight inspect", (_model(found), _sizes(found)), checks, data)
 

@@ -3,14 +3,19 @@
 Every defect becomes a finding; only a path that holds nothing to read is an error.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import translate
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from firstlight.adapt.shard_files import find_licence
+from firstlight.adapt.indexed_model import IndexedModel
+from firstlight.adapt.shard_files import find_licence, licence_in
+from firstlight.checkpoint.bare_index import read_bare_index
 from firstlight.checkpoint.findings import ERROR, NOTE, Finding, errors_of
 from firstlight.checkpoint.json_file import read_json
 from firstlight.checkpoint.names import NameReport, match_names
@@ -21,7 +26,7 @@ from firstlight.checkpoint.tensor_info import Checkpoint
 from firstlight.errors import BadInput
 from firstlight.models.spec import ModelSpec, read_model_spec
 from firstlight.sharding.codecs import tensor_bytes
-from firstlight.sharding.rules import TensorRule
+from firstlight.sharding.rules import TensorRule, applies
 from firstlight.sharding.slices import legal_degrees
 
 
@@ -31,7 +36,8 @@ class InspectReport:
 
     `model_type` and what follows from the config are empty when the config cannot be read.
     `bytes_by_dtype` and `tensors_by_dtype` go by the form in the files. `tensors_per_layer` maps a
-    number of tensors to the number of layers that have so many.
+    number of tensors to the number of layers that have so many. `computed`: only an index was
+    there; shapes, types and sizes are those the config asks for.
     """
 
     path: Path
@@ -54,6 +60,7 @@ class InspectReport:
     licence: str = ""
     legal_tp: tuple[int, ...] = ()
     findings: tuple[Finding, ...] = ()
+    computed: bool = False
 
     @property
     def sound(self) -> bool:
@@ -66,14 +73,22 @@ def inspect_path(path: Path) -> InspectReport:
 
     Raises TensorError or StoreError when there is nothing at `path` to read.
     """
-    return _inspect_store(path) if is_store(path) else _inspect_checkpoint(path)
+    if is_store(path):
+        return _inspect_store(path)
+    index = read_bare_index(path)
+    if index is None:
+        return _inspect_checkpoint(scan_checkpoint(path))
+    return _inspect_checkpoint(IndexedModel(path, index))
 
 
-def _inspect_checkpoint(path: Path) -> InspectReport:
-    checkpoint = scan_checkpoint(path)
+def _inspect_checkpoint(checkpoint: Checkpoint | IndexedModel) -> InspectReport:
+    path = checkpoint.path
     findings = list(checkpoint.findings)
     config, spec, names = _read_model(checkpoint, findings)
-    licence = find_licence(checkpoint)
+    if isinstance(checkpoint, IndexedModel):
+        licence = licence_in(checkpoint.folder)
+    else:
+        licence = find_licence(checkpoint)
     if not licence:
         findings.append(Finding(NOTE, str(path), "states no licence for the weights"))
     infos = checkpoint.tensors.values()
@@ -90,17 +105,19 @@ def _inspect_checkpoint(path: Path) -> InspectReport:
         quantisation=_quantisation(config, [info.stored for info in infos]),
         licence=licence,
         findings=tuple(findings),
+        computed=isinstance(checkpoint, IndexedModel),
     )
 
 
 def _read_model(
-    checkpoint: Checkpoint, findings: list[Finding]
+    checkpoint: Checkpoint | IndexedModel, findings: list[Finding]
 ) -> tuple[dict[str, Any], ModelSpec | None, NameReport | None]:
     """Reads the config and matches the names; what fails becomes a finding."""
     config: dict[str, Any] = {}
     try:
         config = checkpoint.config()
-        spec = read_model_spec(config)
+        known = checkpoint.spec if isinstance(checkpoint, IndexedModel) else None
+        spec = known or read_model_spec(config)
     except BadInput as error:
         findings.append(Finding(ERROR, str(checkpoint.path), str(error)))
         return config, None, None
@@ -145,7 +162,8 @@ def _model_facts(
 ) -> dict[str, Any]:
     if spec is None:
         return {"model_type": str(config.get("model_type", ""))}
-    layers = Counter(rule.layer for rule in rules if rule.layer is not None)
+    layers = Counter(r.layer for r in rules if r.layer is not None and not r.unused)
+    parts = _parameters_by_part(spec, rules)
     return {
         "family": spec.family.name,
         "model_type": str(config["model_type"]),
@@ -153,16 +171,32 @@ def _model_facts(
         "context_length": spec.context_length,
         "vocab_size": spec.vocab_size,
         "tied": "tied" in spec.facts.flags,
-        "parameters": sum(prod(rule.shape) for rule in rules),
-        "parameters_by_part": _sum((_part_of(rule.name), prod(rule.shape)) for rule in rules),
+        "parameters": sum(parts.values()),
+        "parameters_by_part": parts,
         "tensors_per_layer": dict(sorted(Counter(layers.values()).items())),
         "legal_tp": tuple(legal_degrees(spec.facts.axes, limit=64)),
     }
 
 
+def _parameters_by_part(spec: ModelSpec, rules: Iterable[TensorRule]) -> dict[str, int]:
+    """Counts parameters by the parts the family names; packed values are counted one by one."""
+    named = [(re.compile(translate(p.pattern)), p) for p in spec.family.table.parts]
+
+    @cache
+    def part_of(name: str, layer: int | None) -> str:
+        for pattern, line in named:
+            if pattern.match(name) and applies(line.when, spec.facts, layer):
+                return line.part
+        return _part_of(name)
+
+    return _sum((part_of(r.name, r.layer), r.values * prod(r.shape)) for r in rules)
+
+
 def _part_of(name: str) -> str:
     """Names the part of a model a parameter belongs to: embed, attention, mlp, norms, head ..."""
     words = name.split(".")
+    if words[0] not in ("layers", "head"):
+        return words[0]
     module = words[2] if words[0] == "layers" else words[1]
     if module.endswith("norm"):
         return "norms"
@@ -171,9 +205,12 @@ def _part_of(name: str) -> str:
 
 def _quantisation(config: Mapping[str, Any], stored: Iterable[str]) -> str:
     """Says how weights are quantised, by the config or by the types in the file; empty if not."""
-    stated = config.get("quantization_config")
-    if isinstance(stated, dict):
-        return str(stated.get("quant_method", "stated by the config without a method"))
+    inner = config.get("text_config")
+    for fields in (config, inner if isinstance(inner, dict) else {}):
+        stated = fields.get("quantization_config")
+        if isinstance(stated, dict):
+            method = str(stated.get("quant_method", "stated by the config without a method"))
+            return f"{method}, {stated['format']}" if "format" in stated else method
     plain = {"F64", "F32", "F16", "BF16"}
     return ", ".join(sorted({name for name in stored if name not in plain}))
 

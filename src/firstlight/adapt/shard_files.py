@@ -41,7 +41,12 @@ def find_licence(checkpoint: Checkpoint) -> str:
     """Returns what the model says its licence is: a name, else the licence file, else ``."""
     if isinstance(checkpoint, GgufCheckpoint):
         return str(checkpoint.field("general.license", ""))
-    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    path = checkpoint.path
+    return licence_in(path if path.is_dir() else path.parent)
+
+
+def licence_in(folder: Path) -> str:
+    """Returns the licence a model folder states in its card or has as a file, else ``."""
     card = folder / "README.md"
     if card.is_file():
         matter = _FRONT_MATTER.match(card.read_text("utf-8", errors="replace"))

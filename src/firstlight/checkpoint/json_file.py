@@ -10,9 +10,16 @@ from firstlight.errors import BadInput, ConfigError
 def read_json(path: Path, kind: type[BadInput] = ConfigError) -> dict[str, Any]:
     """Returns a JSON object from a file. Raises `kind` naming the file when there is none."""
     try:
-        value = json.loads(path.read_bytes(), object_pairs_hook=_unique)
+        raw = path.read_bytes()
     except OSError as error:
         raise kind(f"{path}: cannot be read: {error.strerror or error}") from error
+    return parse_json(raw, path, kind)
+
+
+def parse_json(raw: bytes, path: Path, kind: type[BadInput] = ConfigError) -> dict[str, Any]:
+    """Returns the JSON object in a file's bytes. Raises `kind` naming the file if it is none."""
+    try:
+        value = json.loads(raw, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise kind(f"{path}: not valid JSON: {error}") from error
     if not isinstance(value, dict):

@@ -91,7 +91,7 @@ def match_names(tensors: Mapping[str, TensorInfo], spec: WeightSpec) -> NameRepo
     shapes: list[Finding] = []
     dtypes: list[Finding] = []
     used: set[str] = set()
-    rows = _source_rows(spec)
+    rows = source_rows(spec)
     for rule in spec.tensors:
         info = tensors.get(rule.source)
         if info is None:
@@ -118,7 +118,7 @@ def match_names(tensors: Mapping[str, TensorInfo], spec: WeightSpec) -> NameRepo
     )
 
 
-def _source_rows(spec: WeightSpec) -> dict[str, int]:
+def source_rows(spec: WeightSpec) -> dict[str, int]:
     """Returns the full length of every fused source tensor: where its last piece ends."""
     rows: dict[str, int] = {}
     for rule in spec.tensors:

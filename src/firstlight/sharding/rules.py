@@ -16,7 +16,6 @@ zeros (a bias added after a partial sum). Any other name is an Axis of the model
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from sys import intern
 
 from firstlight.errors import ConfigError
 
@@ -51,7 +50,8 @@ class Rule:
     the dims stacked along dim 0 of one source tensor, of which this rule takes number `piece`.
     `optional` tensors may be missing from a checkpoint. `dtype` is a header type the tensor keeps
     in memory (F32, U8), empty for the compute dtype. `unused` values belong to the source and to no
-    parameter: a store keeps them, no rank reads them.
+    parameter: a store keeps them, no rank reads them. `values` counts the parameters an element
+    holds: 2 in a byte of packed 4-bit values, 0 in a scale.
     """
 
     source: str
@@ -65,6 +65,7 @@ class Rule:
     optional: bool = False
     dtype: str = ""
     unused: bool = False
+    values: int = 1
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,19 @@ class Ignored:
 
 
 @dataclass(frozen=True)
+class PartName:
+    """What people call the parameters whose names match `pattern`, in layers where `when` holds."""
+
+    pattern: str
+    part: str
+    when: str = ""
+
+
+@dataclass(frozen=True)
 class RuleTable:
     """All rules of a family. `sums` names the modules whose output is summed over tensor parallel
-    ranks; `tied` maps a parameter name to the one it shares when the flag `tied` is set."""
+    ranks; `tied` maps a parameter name to the one it shares when the flag `tied` is set; `parts`
+    groups parameters for people, the first pattern that matches names the part."""
 
     family: str
     version: int
@@ -89,6 +100,7 @@ class RuleTable:
     sums: tuple[str, ...] = ()
     tied: tuple[tuple[str, str], ...] = ()
     ignored: tuple[Ignored, ...] = ()
+    parts: tuple[PartName, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,7 +126,8 @@ class TensorRule:
 
     `source_rows` is the run of rows of a fused source tensor, None when the tensor is taken whole;
     `dtype` the header type it keeps in memory, empty for the compute dtype; `unused` as in Rule.
-    `stacked`: one expert of a parameter that has the local experts along a new first dim.
+    `stacked`: one expert of a parameter that has the local experts along a new first dim;
+    `values` is the number of parameters in one element.
     """
 
     source: str
@@ -130,6 +143,7 @@ class TensorRule:
     dtype: str = ""
     unused: bool = False
     stacked: bool = False
+    values: int = 1
 
 
 def width_axis(name: str, width: int, largest_piece: int = 32) -> Axis:
@@ -185,13 +199,17 @@ def _expand_rule(rule: Rule, facts: Facts, layer: int | None) -> Iterator[Tensor
     if rule.axis not in (REPLICATED, ONCE) and rule.axis not in facts.axes:
         raise ConfigError(f"rule {rule.name} is cut along {rule.axis!r}, which the model lacks")
     rows = _fused_rows(rule, facts)
+    name, unit, stacked = "", "", False
     for expert, block in product(*_counted(rule, facts)):
         fields = {"prefix": facts.source_prefix, "layer": layer, "expert": expert, "block": block}
-        name = rule.name.format_map(fields)
+        if not stacked:  # half a million experts share a few hundred names
+            name = rule.name.format_map(fields)
+            unit = unit_of(name)
+            stacked = expert is not None and "{expert}" not in rule.name
         yield TensorRule(
             source=rule.source.format_map(fields),
-            name=intern(name),
-            unit=intern(unit_of(name)),
+            name=name,
+            unit=unit,
             shape=shape,
             axis=rule.axis,
             dim=rule.dim,
@@ -201,7 +219,8 @@ def _expand_rule(rule: Rule, facts: Facts, layer: int | None) -> Iterator[Tensor
             optional=rule.optional,
             dtype=rule.dtype,
             unused=rule.unused,
-            stacked=expert is not None and "{expert}" not in rule.name,
+            stacked=stacked,
+            values=rule.values,
         )
 
 

@@ -1,6 +1,6 @@
 """The rule table of Kimi K3 and Kimi Linear: data only."""
 
-from firstlight.sharding.rules import EXPERT, REPLICATED, Rule, RuleTable
+from firstlight.sharding.rules import EXPERT, REPLICATED, PartName, Rule, RuleTable
 
 _SOURCE = "{prefix}model.layers.{layer}"
 _OURS = "layers.{layer}"
@@ -123,7 +123,16 @@ def _expert(letter: str, kind: str, shape: tuple[str, str], dim: int) -> Rule:
     if not kind:
         return Rule(source, name, shape, EXPERT, dim=dim, when="moe dense_experts")
     source, name = f"{source}_{kind}", f"{name}_{kind}"
-    return Rule(source, name, shape, EXPERT, dim=dim, when="moe mxfp4_experts", dtype="U8")
+    return Rule(
+        source,
+        name,
+        shape,
+        EXPERT,
+        dim=dim,
+        when="moe mxfp4_experts",
+        dtype="U8",
+        values=2 if kind == "packed" else 0,
+    )
 
 
 def _experts() -> tuple[Rule, ...]:
@@ -221,5 +230,16 @@ RULES = RuleTable(
         "layers.*.mlp",
         "layers.*.moe.routed",
         "layers.*.moe.shared",
+    ),
+    parts=(
+        PartName("layers.*.attention.*", "KDA attention", "kda"),
+        PartName("layers.*.attention.*", "MLA attention", "mla"),
+        PartName("*_mix.*", "attention residuals"),
+        PartName("head.mix.*", "attention residuals"),
+        PartName("layers.*.mlp.*", "dense feed-forward"),
+        PartName("layers.*.moe.routed.experts.*", "routed experts"),
+        PartName("layers.*.moe.routed.router.*", "routers"),
+        PartName("layers.*.moe.shared.*", "shared experts"),
+        PartName("layers.*.moe.*", "latent projections"),
     ),
 )
