@@ -1,72 +1,18 @@
 """The engine's loop over a real scheduler and a real runner: messages that come between steps."""
 
-from collections import deque
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from firstlight.engine.constraints import Constraints, open_factory
-from firstlight.engine.loop import EngineLoop
-from firstlight.engine.messages import Cancel, Drain, FromEngine, Output, Outputs, Submit, ToEngine
+from firstlight.engine.messages import Cancel, Drain, Submit
 from firstlight.engine.ranks import RankFailure
-from firstlight.engine.startup import Running
-from firstlight.metrics.series import Series
-from firstlight.runner.protocol import RankProgress, RunStep, StepDone
 from firstlight.schedule.request import FinishReason, SubmittedRequest
 from local_engine import EngineShape, LocalEngine, greedy
+from scripted_loop import serve_script as serve
 from tiny_models import tiny_config, write_checkpoint
 
 PROMPTS = {"a": [5, 6, 7], "b": list(range(10, 50)), "c": [9] * 20}
 SQUEEZED = EngineShape(num_blocks=34, block_size=4, max_batch_tokens=16, chunk_tokens=7)
-
-
-class RankInThisProcess:
-    """Stands in for the rank processes: one real runner; `dies_after` steps it is gone."""
-
-    def __init__(self, engine: LocalEngine, dies_after: int | None = None) -> None:
-        self._engine = engine
-        self._dies_after = dies_after
-        self.num_steps = 0
-
-    def send(self, order: RunStep) -> None:
-        self._order = order
-
-    def collect(self, kind: type[StepDone], *, on_progress) -> list[StepDone]:
-        self.check_alive()
-        on_progress(RankProgress(0, "step", 0.0))  # as a rank does in a long step
-        self.num_steps += 1
-        return [StepDone(0, self._engine.runner.run(self._order.plan), 0, 0)]
-
-    def check_alive(self) -> None:
-        if self.num_steps == self._dies_after:
-            raise RankFailure("rank 0 was killed by signal 9", 4)
-
-
-class Outside:
-    """What the API process is to the loop: messages that come after so many steps, and answers."""
-
-    def __init__(self, ranks: RankInThisProcess, messages: Iterable[tuple[int, ToEngine]]) -> None:
-        self._ranks = ranks
-        self._messages = deque(messages)
-        self.outputs: list[Output] = []
-
-    def receive(self, wait_seconds: float) -> ToEngine | None:
-        is_idle = wait_seconds > 0
-        if self._messages and (is_idle or self._messages[0][0] <= self._ranks.num_steps):
-            return self._messages.popleft()[1]
-        return None
-
-    def send(self, message: FromEngine) -> None:
-        assert isinstance(message, Outputs)
-        self.outputs += message.outputs
-
-    def tokens(self, request_id: str) -> list[int]:
-        return [t for o in self.outputs if o.request_id == request_id for t in o.token_ids]
-
-    def last(self, request_id: str) -> Output:
-        return [o for o in self.outputs if o.request_id == request_id][-1]
 
 
 @pytest.fixture(scope="module")
@@ -80,39 +26,6 @@ def request(name: str, max_tokens: int = 12, prompt: list[int] | None = None) ->
     return SubmittedRequest(
         request_id=name, prompt_ids=prompt or PROMPTS[name], params=greedy(max_tokens)
     )
-
-
-def serve(
-    folder: Path,
-    *messages: tuple[int, ToEngine],
-    shape: EngineShape | None = None,
-    dies_after: int | None = None,
-) -> tuple[Outside, LocalEngine, dict[str, Any]]:
-    """Runs a loop to its end; the engine then holds nothing."""
-    engine, series = LocalEngine(folder, shape), Series()
-    ranks = RankInThisProcess(engine, dies_after)
-    outside = Outside(ranks, messages)
-    running: Any = Running(
-        ranks,  # type: ignore[arg-type]
-        engine.scheduler,
-        engine.cache,
-        engine.spec,
-        512,
-        {"kv_bytes_per_rank": 1000},
-    )
-    advanced: list[None] = []
-    loop = EngineLoop(
-        running,
-        series,
-        constraints=Constraints(lambda: open_factory(folder, engine.spec.vocab_size)),
-        receive=outside.receive,
-        send=outside.send,
-        advanced=lambda: advanced.append(None),
-    )
-    loop.serve()
-    engine.scheduler.check_integrity()
-    assert not loop.busy and len(advanced) == 2 * ranks.num_steps
-    return outside, engine, series.flatten()
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ def make_server(model_folder: Path, tokenizer: Tokenizer) -> Callable[..., Runni
     def make(
         engine: dict[str, Any] | None = None, limits: dict[str, Any] | None = None, **context: Any
     ) -> RunningServer:
-        scripted = ScriptedEngine(tokenizer, **(engine or {}))
+        scripted = ScriptedEngine(context.get("tokenizer", tokenizer), **(engine or {}))
         series = Series()
         settings: dict[str, Any] = {
             "engine": scripted,

@@ -13,6 +13,7 @@ from firstlight.errors import EnvironmentProblem
 from firstlight.server.listener import bind_socket
 
 CHAT = "/v1/chat/completions"
+READY = "firstlight_ready"
 BODY: Any = {"model": "small", "messages": [{"role": "user", "content": "a secret word"}]}
 
 
@@ -28,6 +29,24 @@ def test_health_follows_progress_and_not_duration(start_server: Any) -> None:
     assert server.get("/health").status_code == 200
     engine.stalled_seconds = 51.0
     assert server.get("/health").status_code == 503
+
+
+def test_an_engine_that_is_not_healthy_is_not_ready(start_server: Any) -> None:
+    server = start_server(limits={"stall_seconds": 3.0})
+    engine = server.engine
+    assert server.get("/ready").status_code == 200
+    engine.status = msgspec.structs.replace(engine.status, busy=True)
+    engine.stalled_seconds = 4.0
+    hung = server.get("/ready")
+    assert hung.status_code == 503 and "no progress for 4.0 s" in hung.json()["failure"]
+    assert " 0.0" in next(
+        line for line in server.get("/metrics").text.splitlines() if line.startswith(READY)
+    )
+    engine.stalled_seconds, engine.status_age_seconds = 0.0, 6.0
+    assert server.get("/ready").status_code == 503
+    engine.status_age_seconds = 0.1
+    engine.status = msgspec.structs.replace(engine.status, failure="rank 0 is gone")
+    assert server.get("/ready").json()["failure"] == "rank 0 is gone"
 
 
 def test_health_needs_a_fresh_heartbeat(start_server: Any) -> None:

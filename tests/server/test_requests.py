@@ -18,6 +18,24 @@ def refuse(server: Any, path: str, body: Any, status: int = 400) -> dict[str, An
     return error
 
 
+TOOLS: Any = [{"type": "function", "function": {"name": "find"}}]
+TEXT = {"type": "text", "text": "what is this?"}
+PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAAC"
+
+
+def schema_format(schema: Any) -> dict[str, Any]:
+    form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
+    return {"response_format": form}
+
+
+def choose(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def said(content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}]}
+
+
 def chat(**fields: Any) -> dict[str, Any]:
     return {"model": "small", "messages": MESSAGES, **fields}
 
@@ -50,11 +68,34 @@ def test_unknown_fields_are_all_named(server: Any) -> None:
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "grammar"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        (schema_format({"type": "thing"}), "response_format"),
+        (schema_format({"$ref": "#/nowhere"}), "response_format"),
+        (schema_format({"type": "string", "pattern": "("}), "response_format"),
+        ({**schema_format({"type": "object"}), "ignore_eos": True}, "ignore_eos"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": "required", "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tool_choice": choose("other"), "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": choose("find"), "tools": TOOLS}, "tool_choice"),
+        ({"tools": [*TOOLS, *TOOLS]}, "tools[1].function.name"),
+        ({"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"reasoning_effort": "utmost"}, "reasoning_effort"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
+        (said([{"type": "image_url"}]), "messages[0].content[0].image_url"),
+        (said([{"type": "audio"}]), "messages[0].content[0]"),
+        (
+            said([TEXT, {"type": "image_url", "image_url": {"url": PIXEL}}]),
+            "messages[0].content[1]",
+        ),
+        (said([{"type": "image_url", "image_url": PIXEL}]), "messages[0].content[0]"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
     ],
 )

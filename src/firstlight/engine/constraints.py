@@ -136,7 +136,7 @@ class Constraints:
             for token_id in update.token_ids:
                 constraint.advance(token_id)
         except RequestError as error:
-            self._broken[update.request_id] = str(error)
+            self._note_broken(update.request_id, error)
         return update
 
     def _mask(self, request_id: str) -> bytes:
@@ -146,8 +146,11 @@ class Constraints:
         try:
             return self._held[request_id].mask()
         except RequestError as error:
-            self._broken[request_id] = str(error)
+            self._note_broken(request_id, error)
             return b""
+
+    def _note_broken(self, request_id: str, error: RequestError) -> None:
+        self._broken[request_id] = str(error).partition("\n")[0]  # below is the library's state
 
     def _compile(self, grammar: str) -> "TokenConstraint":
         if self._factory is None:

@@ -1,59 +1,80 @@
-"""Owns chat completions: messages to a prompt, and deltas to the shapes of chat answers.
+"""Owns turning a chat request into work for the engine: prompt, images, grammar, parameters.
 
-Knows the chat format and the shapes; nothing of connections or of how tokens are made.
+Knows the chat format; nothing of connections, or of how tokens are made or answers written.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from firstlight.errors import RequestError
-from firstlight.inputs.chat_format import RenderedPrompt
-from firstlight.server.choice import Delta, PlacedToken
+from firstlight.inputs.chat_format import ChatFormat
+from firstlight.inputs.grammar import GrammarRequest, to_grammar
+from firstlight.inputs.rendered_prompt import RenderedPrompt, RenderOptions
+from firstlight.schedule.request import MediaItem, SamplingParams
+from firstlight.server.answer_text import AnswerText, ParsedAnswer
+from firstlight.server.chat_checks import check_abilities, check_tools, image_parts
 from firstlight.server.context import AppContext
 from firstlight.server.generation import Job, Prompt
-from firstlight.server.logprob_text import LogprobWriter
-from firstlight.server.request_fields import Messages, Tool
-from firstlight.server.request_models import ChatRequest
-from firstlight.server.response_models import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatLogprobs,
-    ChatMessage,
-    Usage,
-)
+from firstlight.server.message_fields import Messages, plain_messages
+from firstlight.server.request_models import ChatRequest, PromptFields
 from firstlight.server.sampling import stop_texts, to_sampling, with_length
 
+if TYPE_CHECKING:
+    from firstlight.inputs.images.load import PreparedImage
 
-async def render_chat(
-    context: AppContext,
+
+class ChatPrompt(NamedTuple):
+    """A conversation for the engine; `thinking` says that it ends inside the model's reasoning."""
+
+    token_ids: list[int]
+    media: tuple[MediaItem, ...]
+    thinking: bool
+
+
+async def to_prompt(
     messages: Messages,
+    fields: PromptFields,
+    context: AppContext,
     *,
-    tools: list[Tool] | None = None,
     add_generation_prompt: bool = True,
-    kwargs: Mapping[str, object] | None = None,
-) -> RenderedPrompt:
-    """Renders messages with the model's template, in a thread: a long prompt takes seconds.
+) -> ChatPrompt:
+    """Renders a conversation in a thread, because a long one takes seconds, and its images.
 
-    Raises RequestError when the model has no template or the template refuses the messages.
+    Raises RequestError when the model has no chat format or cannot take the messages.
     """
+    chat_format = format_of(context)
+    check_tools(fields)
+    check_abilities(fields, reads_calls=chat_format.markers is not None)
+    images = await _load_images(messages, chat_format, context)
+    options = RenderOptions(
+        reasoning_effort=fields.reasoning_effort,
+        tool_choice=_tool_choice(fields),
+        response_format=_response_format(fields),
+        template_kwargs=fields.chat_template_kwargs or {},
+        image_sizes=tuple((image.width, image.height) for image in images),
+    )
+    rendered = await asyncio.to_thread(
+        chat_format.render,
+        plain_messages(messages),
+        tools=None if _hides_tools(fields, chat_format) else _tools(fields),
+        add_generation_prompt=add_generation_prompt,
+        options=options,
+    )
+    return _with_images(rendered, images)
+
+
+def format_of(context: AppContext) -> ChatFormat:
+    """The model's chat format; raises RequestError when it has none."""
     if context.chat_format is None:
         raise RequestError(
             "this model has no chat template; use /v1/completions", "messages", "no_chat_template"
         )
-    return await asyncio.to_thread(
-        context.chat_format.render,
-        [message.model_dump(exclude_unset=True) for message in messages],
-        tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
-        add_generation_prompt=add_generation_prompt,
-        kwargs=kwargs,
-    )
+    return context.chat_format
 
 
 async def to_chat_job(request: ChatRequest, context: AppContext, completion_id: str) -> Job:
@@ -66,122 +87,113 @@ async def to_chat_job(request: ChatRequest, context: AppContext, completion_id: 
             "max_tokens and max_completion_tokens differ; send one of them", "max_tokens"
         )
     params = to_sampling(request, context)
-    prompt = await render_chat(
-        context,
-        request.messages,
-        tools=request.tools if request.tool_choice != "none" else None,
-        kwargs=request.chat_template_kwargs,
-    )
+    prompt = await to_prompt(request.messages, request, context)
     params = with_length(params, len(prompt.token_ids), next(iter(asked), None), context)
     if request.logprobs:
         params = msgspec.structs.replace(params, logprobs=request.top_logprobs or 0)
+    params = await _with_grammar(params, request, context, thinking=prompt.thinking)
     return Job(
         completion_id=completion_id,
-        prompts=(Prompt(prompt.token_ids, params),),
+        prompts=(Prompt(prompt.token_ids, params, media=prompt.media),),
         num_choices=request.n or 1,
         stop=stop_texts(request),
         seed=request.seed,
+        new_answer=_reader(request, context, thinking=prompt.thinking),
     )
 
 
-class ChatShape:
-    """Writes the answers to one chat request."""
+def _tools(fields: PromptFields) -> list[dict[str, Any]] | None:
+    if not fields.tools:
+        return None
+    return [tool.model_dump(exclude_unset=True) for tool in fields.tools]
 
-    def __init__(
-        self, request: ChatRequest, job: Job, *, context: AppContext, created: int
-    ) -> None:
-        self._created = created
-        self._model = request.model
-        self._job = job
-        self._writer = (
-            LogprobWriter(context.tokenizer, request.top_logprobs or 0)
-            if request.logprobs
-            else None
+
+def _hides_tools(fields: PromptFields, chat_format: ChatFormat) -> bool:
+    """A format that cannot say "call none" is not shown the tools then."""
+    return fields.tool_choice == "none" and chat_format.markers is None
+
+
+def _tool_choice(fields: PromptFields) -> str | Mapping[str, Any] | None:
+    choice = fields.tool_choice
+    return choice if choice is None or isinstance(choice, str) else choice.model_dump()
+
+
+def _response_format(fields: PromptFields) -> Mapping[str, Any] | None:
+    given = fields.response_format
+    return None if given is None else given.model_dump(by_alias=True, exclude_unset=True)
+
+
+async def _load_images(
+    messages: Messages, chat_format: ChatFormat, context: AppContext
+) -> list[PreparedImage]:
+    loader = context.images
+    takes_images = chat_format.takes_images and loader is not None
+    found = image_parts(messages, takes_images=takes_images)
+    if not found or loader is None:
+        return []
+    from firstlight.inputs.images.load import ImagePart
+
+    return await loader.load([ImagePart(url, where) for url, where in found])
+
+
+def _with_images(rendered: RenderedPrompt, images: list[PreparedImage]) -> ChatPrompt:
+    if not images:
+        return ChatPrompt(rendered.token_ids, (), rendered.thinking)
+    from firstlight.inputs.images.expand import expand_images
+
+    ids, placed = expand_images(rendered.token_ids, rendered.image_positions, images)
+    media = tuple(
+        MediaItem(
+            first=one.first,
+            count=one.count,
+            digest=one.digest,
+            grid=one.grid,
+            patches=one.patches,
         )
-        self._with_ids = bool(request.return_token_ids)
-        options = request.stream_options
-        self._with_usage = bool(options and options.include_usage)
-        self._greeted: set[int] = set()
+        for one in placed
+    )
+    return ChatPrompt(ids, media, rendered.thinking)
 
-    def chunks(self, delta: Delta) -> Iterator[ChatChunk]:
-        """The role before a choice's first text, then what came, then why it ended."""
-        if delta.index not in self._greeted:
-            self._greeted.add(delta.index)
-            yield self._chunk(delta.index, ChatDelta(role="assistant", content=""), first=True)
-        if delta.text or delta.tokens or (self._with_ids and delta.token_ids):
-            yield self._chunk(delta.index, ChatDelta(content=delta.text), source=delta)
-        if delta.finish is not None:
-            yield self._chunk(delta.index, ChatDelta(), finish=delta)
 
-    def usage_chunk(self, usage: Usage) -> ChatChunk:
-        """The last event before the end, if it was asked for."""
-        return ChatChunk(
-            id=self._job.completion_id,
-            created=self._created,
-            model=self._model,
-            object="chat.completion.chunk",
-            choices=[],
-            usage=usage,
+async def _with_grammar(
+    params: SamplingParams, request: ChatRequest, context: AppContext, *, thinking: bool
+) -> SamplingParams:
+    """Adds the grammar the answer is held to, if any; checked in a thread, as schemas may be large.
+
+    Raises RequestError naming response_format, tools or tool_choice.
+    """
+    grammar = await asyncio.to_thread(
+        to_grammar,
+        GrammarRequest(
+            response_format=_response_format(request),
+            tools=_tools(request) or (),
+            tool_choice=_tool_choice(request),
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            thinking=thinking,
+            markers=format_of(context).markers,
+        ),
+    )
+    if grammar and request.ignore_eos:
+        raise RequestError(
+            "ignore_eos would go on after the end of an answer that response_format or tool_choice "
+            "holds to a form; leave it out",
+            "ignore_eos",
         )
+    return msgspec.structs.replace(params, grammar=grammar)
 
-    def whole(self, deltas: list[Delta], usage: Usage) -> ChatCompletion:
-        """The whole answer, made of the same deltas a stream is made of."""
-        answer = ChatCompletion(
-            id=self._job.completion_id,
-            created=self._created,
-            model=self._model,
-            object="chat.completion",
-            choices=[self._choice(index, deltas) for index in range(self._job.num_choices)],
-            usage=usage,
-        )
-        if self._with_ids:
-            answer.prompt_token_ids = self._job.prompts[0].token_ids
-        return answer
 
-    def _choice(self, index: int, deltas: list[Delta]) -> ChatChoice:
-        own = [delta for delta in deltas if delta.index == index]
-        finish = own[-1].finish
-        assert finish is not None, f"choice {index} has not finished"
-        tokens = [token for delta in own for token in delta.tokens]
-        choice = ChatChoice(
-            index=index,
-            message=ChatMessage(role="assistant", content="".join(delta.text for delta in own)),
-            logprobs=self._logprobs(tokens),
-            finish_reason=finish,
-        )
-        if self._with_ids:
-            choice.token_ids = [token_id for delta in own for token_id in delta.token_ids]
-        return choice
+def _reader(
+    request: ChatRequest, context: AppContext, *, thinking: bool
+) -> Callable[[], AnswerText] | None:
+    """Makes readers of the model's markup; None for a model whose markup is not known here."""
+    chat_format, stop = format_of(context), stop_texts(request)
+    tools = bool(request.tools) and request.tool_choice != "none"
+    if chat_format.new_parser(thinking=thinking, tools=tools) is None:
+        return None
 
-    def _logprobs(self, tokens: list[PlacedToken]) -> ChatLogprobs | None:
-        return None if self._writer is None else self._writer.to_chat(tokens)
+    def read() -> AnswerText:
+        parser = chat_format.new_parser(thinking=thinking, tools=tools)
+        assert parser is not None, "a chat format has a parser or has none"
+        return ParsedAnswer(parser, stop)
 
-    def _chunk(
-        self,
-        index: int,
-        added: ChatDelta,
-        *,
-        source: Delta | None = None,
-        finish: Delta | None = None,
-        first: bool = False,
-    ) -> ChatChunk:
-        choice = ChatChunkChoice(
-            index=index,
-            delta=added,
-            logprobs=None if source is None else self._logprobs(source.tokens),
-            finish_reason=None if finish is None else finish.finish,
-        )
-        if self._with_ids and source is not None:
-            choice.token_ids = source.token_ids
-        chunk = ChatChunk(
-            id=self._job.completion_id,
-            created=self._created,
-            model=self._model,
-            object="chat.completion.chunk",
-            choices=[choice],
-        )
-        if self._with_usage:
-            chunk.usage = None
-        if self._with_ids and first:
-            chunk.prompt_token_ids = self._job.prompts[0].token_ids
-        return chunk
+    return read

@@ -1,4 +1,4 @@
-"""Owns one choice while it is generated: its text, which tokens belong to it, and when it ends.
+"""Owns one choice while it is generated: its parts, which tokens belong to them, when it ends.
 
 Knows neither HTTP nor the engine's queue; it is fed the engine's outputs one by one.
 """
@@ -6,16 +6,17 @@ Knows neither HTTP nor the engine's queue; it is fed the engine's outputs one by
 from __future__ import annotations
 
 import time
+import uuid
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from firstlight.engine.messages import Output
 from firstlight.errors import CheckFailed
-from firstlight.inputs.output_text import OutputText
-from firstlight.inputs.tokenizer import Tokenizer
+from firstlight.inputs.answer_parser import ToolCall
 from firstlight.schedule.request import FinishReason, SubmittedRequest
 from firstlight.schedule.step import TokenLogprobs
+from firstlight.server.answer_text import AnswerPiece, AnswerText
 from firstlight.server.failures import ApiFailure
 from firstlight.server.response_models import FinishText
 
@@ -27,12 +28,22 @@ class PlacedToken(NamedTuple):
     offset: int
 
 
+class PlacedCall(NamedTuple):
+    """A tool call: its place among the choice's calls, its id, and JSON text as arguments."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What an output added to a choice.
+    """What an output added to a choice; `text` is of its content.
 
-    `prompt_logprobs` comes once, in the first delta, if asked for: one entry a prompt token,
-    None for the first. `finish` is set in the last delta.
+    `tokens` are those of the content, `token_ids` all of them. `reasoning_was_content` takes back
+    the reasoning so far: it is in the content once more. `prompt_logprobs` comes once, in the first
+    delta, if asked for: one entry a prompt token, None for the first. `finish` is set in the last.
     """
 
     index: int
@@ -41,11 +52,32 @@ class Delta:
     token_ids: list[int]
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish: FinishText | None = None
+    reasoning: str = ""
+    calls: tuple[PlacedCall, ...] = ()
+    reasoning_was_content: bool = False
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to tell a client."""
+        """Whether there is nothing to tell a client; what has parts has tokens."""
         return not (self.text or self.tokens or self.token_ids or self.finish)
+
+
+class _Gathered:
+    """What the tokens of one output add, piece by piece."""
+
+    def __init__(self) -> None:
+        self.text = self.reasoning = ""
+        self.calls: list[ToolCall] = []
+        self.token_ids: list[int] = []
+        self.stopped = self.reasoning_was_content = False
+
+    def add(self, piece: AnswerPiece) -> None:
+        self.text += piece.text
+        if piece.reasoning_was_content:
+            self.reasoning, self.reasoning_was_content = "", True
+        self.reasoning += piece.reasoning
+        self.calls += piece.calls
+        self.stopped = piece.stopped
 
 
 class Placement:
@@ -78,9 +110,7 @@ class Choice:
         self,
         index: int,
         request: SubmittedRequest,
-        *,
-        stop: tuple[str, ...],
-        tokenizer: Tokenizer,
+        answer: AnswerText,
     ) -> None:
         self.index = index
         self.request = request
@@ -88,7 +118,8 @@ class Choice:
         self.num_generated = 0
         self.num_cached = 0
         self.first_at: float | None = None
-        self._text = OutputText(tokenizer, stop=stop)
+        self._answer = answer
+        self._num_calls = 0
         wants_logprobs = request.params.logprobs is not None
         self._placement = Placement() if wants_logprobs else None
         wants_scores = request.params.prompt_logprobs is not None
@@ -104,35 +135,61 @@ class Choice:
         if output.prompt_logprobs is not None and self._scores is not None:
             first = output.prompt_logprobs.first
             self._scores |= dict(enumerate(output.prompt_logprobs.tokens, start=first))
-        text, stopped, used = self._feed(output)
-        if stopped or output.finish is not None:
-            ended = stopped or output.finish is FinishReason.STOP
-            self.finish = "stop" if ended else "length"
-            text += "" if stopped else self._text.finish().text
-        tokens = self._released(len(text), stopped)
-        delta = Delta(self.index, text, tokens, used, self._prompt_logprobs(used), self.finish)
+        found = self._feed(output)
+        if output.finish is not None and not found.stopped:
+            found.add(self._answer.finish())
+        calls = self._place_calls(found.calls)
+        if found.stopped or output.finish is not None:
+            self.finish = self._find_finish(found.stopped or output.finish is FinishReason.STOP)
+        delta = Delta(
+            self.index,
+            found.text,
+            self._released(len(found.text), found.stopped),
+            found.token_ids,
+            self._prompt_logprobs(found.token_ids),
+            self.finish,
+            found.reasoning,
+            calls,
+            found.reasoning_was_content,
+        )
         return None if delta.is_empty else delta
 
-    def _feed(self, output: Output) -> tuple[str, bool, list[int]]:
-        """Gives the new text, whether a stop string ended it, and the tokens used so far."""
-        ids = output.token_ids
+    @property
+    def num_reasoning(self) -> int | None:
+        """Tokens of the reasoning so far; None when this model's reasoning is not told apart."""
+        return self._answer.num_reasoning
+
+    def _find_finish(self, ended: bool) -> FinishText:
+        if not ended:
+            return "length"
+        return "tool_calls" if self._num_calls else "stop"
+
+    def _place_calls(self, calls: list[ToolCall]) -> tuple[PlacedCall, ...]:
+        first, self._num_calls = self._num_calls, self._num_calls + len(calls)
+        return tuple(
+            PlacedCall(index, f"call_{uuid.uuid4().hex}", call.name, call.arguments)
+            for index, call in enumerate(calls, start=first)
+        )
+
+    def _feed(self, output: Output) -> _Gathered:
+        """Gives what the tokens add, up to one that completes a stop string."""
+        found, ids = _Gathered(), output.token_ids
         if ids and self.first_at is None:
             self.first_at = time.monotonic()
         shown = len(ids)
         if output.finish is FinishReason.STOP and ids[-1:] and self._is_end(ids[-1]):
             shown -= 1  # the end token was generated, and counts, but is not part of the text
-        text = ""
         for position in range(shown):
-            piece = self._text.feed([ids[position]])
-            text += piece.text
-            if self._placement is not None:
-                offset = piece.tokens[0].text_offset
-                self._placement.add(PlacedToken(self._logprobs(output, position), offset))
-            if piece.stopped is not None:
-                self.num_generated += position + 1
-                return text, True, ids[: position + 1]
+            piece = self._answer.feed(ids[position])
+            found.add(piece)
+            if self._placement is not None and piece.offset is not None:
+                self._placement.add(PlacedToken(self._logprobs(output, position), piece.offset))
+            if found.stopped:
+                ids = ids[: position + 1]
+                break
         self.num_generated += len(ids)
-        return text, False, ids
+        found.token_ids = ids
+        return found
 
     def _released(self, num_characters: int, stopped: bool) -> list[PlacedToken]:
         if self._placement is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from firstlight import __version__
 from firstlight.engine.client import EngineClient
@@ -14,6 +15,9 @@ from firstlight.inputs.chat_format import ChatFormat
 from firstlight.inputs.generation_defaults import GenerationDefaults
 from firstlight.inputs.tokenizer import Tokenizer
 from firstlight.metrics.events import Recorder
+
+if TYPE_CHECKING:
+    from firstlight.inputs.images.load import ImageLoader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +47,15 @@ class Limits:
 class AppContext:
     """What a server needs. The first of `model_names` is the one answers carry.
 
-    `chat_format` is None for a model without a chat template. `api_keys` empty lets everyone in;
-    `open_paths` need no key. `read_series` gives the flat series of this process for /metrics.
+    `chat_format` is None for a model without a chat template, `images` for one that takes none.
+    `api_keys` empty lets everyone in; `open_paths` need no key. `read_series` gives the flat series
+    of this process for /metrics.
     """
 
     engine: EngineClient
     tokenizer: Tokenizer
     chat_format: ChatFormat | None
+    images: ImageLoader | None = None
     defaults: GenerationDefaults
     model_names: tuple[str, ...]
     context_length: int

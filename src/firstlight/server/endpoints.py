@@ -15,7 +15,8 @@ from fastapi import Request, Response
 from firstlight.metrics.events import EngineSeen, ProcessMemory
 from firstlight.metrics.exposition import Exposition
 from firstlight.metrics.series import resident_bytes
-from firstlight.server.chat import ChatShape, to_chat_job
+from firstlight.server.chat import to_chat_job
+from firstlight.server.chat_shape import ChatShape
 from firstlight.server.completions import CompletionShape, to_completion_job
 from firstlight.server.context import AppContext
 from firstlight.server.delivery import Delivery, json_response

@@ -25,8 +25,7 @@ _SERVICE = {500: "server_error", 503: "service_unavailable"}
 _REFUSED = {
     "best_of": "best_of is not served; ask for n choices instead",
     "suffix": "suffix is not served: this model completes text only forwards",
-    "response_format.type": 'only {"type": "text"} is served',
-    "tool_choice": 'only "none" and "auto" are served: tool calls are not parsed or enforced',
+    "tool_choice": 'it must be "none", "auto", "required" or the object that names a function',
 }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -23,30 +23,39 @@ from firstlight.metrics.events import (
     Outcome,
     Recorder,
 )
-from firstlight.schedule.request import SamplingParams, SubmittedRequest
+from firstlight.schedule.request import MediaItem, SamplingParams, SubmittedRequest
+from firstlight.server.answer_text import AnswerText, PlainAnswer
 from firstlight.server.choice import Choice, Delta
 from firstlight.server.context import AppContext
-from firstlight.server.response_models import PromptDetails, Usage
+from firstlight.server.response_models import CompletionDetails, PromptDetails, Usage
 from firstlight.server.sampling import choice_seeds
 
 
 class Prompt(NamedTuple):
-    """A prompt as token ids, with the parameters its choices share; `text` is what echo repeats."""
+    """A prompt as token ids, with the parameters its choices share; `text` is what echo repeats.
+
+    `media` are the images behind its placeholder tokens.
+    """
 
     token_ids: list[int]
     params: SamplingParams
     text: str = ""
+    media: tuple[MediaItem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one HTTP request asks of the engine. Choice `i` belongs to prompt `i // num_choices`."""
+    """What one HTTP request asks of the engine. Choice `i` belongs to prompt `i // num_choices`.
+
+    `new_answer` makes the reader of a choice's output; None reads all of it as text.
+    """
 
     completion_id: str
     prompts: tuple[Prompt, ...]
     num_choices: int
     stop: tuple[str, ...]
     seed: int | None
+    new_answer: Callable[[], AnswerText] | None = None
 
     def requests(self) -> Iterator[SubmittedRequest]:
         """The engine's requests, one a choice, with different seeds."""
@@ -57,6 +66,7 @@ class Job:
                 request_id=f"{self.completion_id}-{index}",
                 prompt_ids=prompt.token_ids,
                 params=msgspec.structs.replace(prompt.params, seed=seed),
+                media=prompt.media,
             )
 
 
@@ -68,10 +78,15 @@ class Generation:
         self._context = context
         self._arrival = time.monotonic()
         self._choices = [
-            Choice(index, request, stop=job.stop, tokenizer=context.tokenizer)
+            Choice(index, request, self._new_answer())
             for index, request in enumerate(job.requests())
         ]
         self._found: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+
+    def _new_answer(self) -> AnswerText:
+        if self.job.new_answer is not None:
+            return self.job.new_answer()
+        return PlainAnswer(self._context.tokenizer, self.job.stop)
 
     @property
     def usage(self) -> Usage:
@@ -79,7 +94,7 @@ class Generation:
         num_prompt = sum(len(prompt.token_ids) for prompt in self.job.prompts)
         num_generated = sum(choice.num_generated for choice in self._choices)
         firsts = self._choices[:: self.job.num_choices]
-        return Usage(
+        usage = Usage(
             prompt_tokens=num_prompt,
             completion_tokens=num_generated,
             total_tokens=num_prompt + num_generated,
@@ -87,6 +102,10 @@ class Generation:
                 cached_tokens=sum(choice.num_cached for choice in firsts)
             ),
         )
+        reasoning = [n for choice in self._choices if (n := choice.num_reasoning) is not None]
+        if reasoning:
+            usage.completion_tokens_details = CompletionDetails(reasoning_tokens=sum(reasoning))
+        return usage
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Yields what becomes known of the choices until each has finished.
@@ -160,7 +179,7 @@ class Ledger:
 
     def _outcome(self, kind: type[BaseException] | None) -> Outcome:
         if self._choice.finish is not None:
-            return self._choice.finish
+            return "length" if self._choice.finish == "length" else "stop"
         assert kind is not None, "a choice ended without a reason"
         if issubclass(kind, RequestError):
             return "refused"

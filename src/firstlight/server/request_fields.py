@@ -1,11 +1,11 @@
-"""Owns the parts request bodies are built from: sampling fields, messages, tools, prompts.
+"""Owns the parts request bodies are built from: types every body shares, sampling, prompts.
 
 Knows types and bounds only; what depends on the model or on other fields is checked elsewhere.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -126,98 +126,3 @@ class SamplingFields(StrictBody):
     user: str | None = Field(None, description="Accepted and ignored.")
     metadata: dict[str, JsonValue] | None = Field(None, description="Accepted and ignored.")
     store: bool | None = Field(None, description="Accepted and ignored.")
-
-
-class TextPart(StrictBody):
-    """One text part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-Content = Annotated[
-    Annotated[str, Tag("$text")] | Annotated[list[TextPart], Tag("$list")],
-    Discriminator(text_or_list),
-]
-
-
-class CalledFunction(StrictBody):
-    """The function of an earlier tool call; `arguments` is JSON text."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(StrictBody):
-    """A tool call an assistant message made earlier."""
-
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
-class InstructionMessage(StrictBody):
-    """Instructions of the operator."""
-
-    role: Literal["system", "developer"]
-    content: Content
-    name: str | None = None
-
-
-class UserMessage(StrictBody):
-    """What the user says."""
-
-    role: Literal["user"]
-    content: Content
-    name: str | None = None
-
-
-class AssistantMessage(StrictBody):
-    """What the model said earlier; the fields that are always null are those clients send back."""
-
-    role: Literal["assistant"]
-    content: Content | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    refusal: str | None = None
-    annotations: list[JsonValue] | None = None
-    audio: None = None
-    function_call: None = None
-
-
-class ToolMessage(StrictBody):
-    """What a tool answered."""
-
-    role: Literal["tool"]
-    content: Content
-    tool_call_id: str
-    name: str | None = None
-
-
-Message = Annotated[
-    InstructionMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
-]
-Messages = Annotated[list[Message], Field(min_length=1)]
-
-
-class ToolFunction(StrictBody):
-    """A function the model may call; `parameters` is a JSON schema."""
-
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    description: str | None = None
-    parameters: dict[str, JsonValue] | None = None
-    strict: bool | None = None
-
-
-class Tool(StrictBody):
-    """A tool the template may show to the model."""
-
-    type: Literal["function"]
-    function: ToolFunction
-
-
-class TextFormat(StrictBody):
-    """The only response format served: plain text."""
-
-    type: Literal["text"]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-FinishText = Literal["stop", "length"]
+FinishText = Literal["stop", "length", "tool_calls"]
 
 
 class Answer(BaseModel):
@@ -40,13 +40,23 @@ class PromptDetails(Answer):
     cached_tokens: int
 
 
+class CompletionDetails(Answer):
+    """Parts of the generated token count."""
+
+    reasoning_tokens: int
+
+
 class Usage(Answer):
-    """Token counts; a prompt counts once however many choices it has."""
+    """Token counts; a prompt counts once however many choices it has.
+
+    `completion_tokens_details` is there for models that reason.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class TopLogprob(Answer):
@@ -64,16 +74,39 @@ class TokenLogprob(TopLogprob):
 
 
 class ChatLogprobs(Answer):
-    """Log-probabilities of a choice's tokens."""
+    """Log-probabilities of the tokens of a choice's content."""
 
     content: list[TokenLogprob]
 
 
+class CalledFunction(Answer):
+    """The function of a call; `arguments` is the JSON text of an object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Answer):
+    """A call the model makes; its id goes with the tool's answer."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class CallDelta(ToolCall):
+    """A call in an event of a stream, whole; `index` counts the calls of the choice."""
+
+    index: int
+
+
 class ChatMessage(Answer):
-    """What the model said."""
+    """What the model said; `content` is null when it only calls tools."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(Answer):
@@ -103,6 +136,8 @@ class ChatDelta(Answer):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChatChunkChoice(Answer):

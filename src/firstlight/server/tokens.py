@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from firstlight.errors import RequestError
-from firstlight.server.chat import render_chat
+from firstlight.server.chat import to_prompt
 from firstlight.server.context import AppContext
 from firstlight.server.request_models import DetokenizeRequest, TokenizeRequest
 from firstlight.server.response_models import Detokenized, Tokenized
@@ -26,14 +26,13 @@ async def tokenize(request: TokenizeRequest, context: AppContext) -> Tokenized:
         )
     else:
         assert request.messages is not None
-        rendered = await render_chat(
-            context,
+        prompt = await to_prompt(
             request.messages,
-            tools=request.tools,
+            request,
+            context,
             add_generation_prompt=request.add_generation_prompt is not False,
-            kwargs=request.chat_template_kwargs,
         )
-        ids = rendered.token_ids
+        ids = prompt.token_ids
     return Tokenized(tokens=ids, count=len(ids), max_model_len=context.context_length)
 
 
