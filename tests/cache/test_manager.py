@@ -6,7 +6,13 @@ import pytest
 from firstlight.cache.manager import CacheManager, blocks_for, distinct_specs
 from firstlight.cache.prefix_index import PrefixChain
 from firstlight.errors import ConfigError, UsageError
-from firstlight.sharding.state_spec import GroupedQueryState, LatentState, RecurrentState
+from firstlight.schedule.request import MediaItem
+from firstlight.sharding.state_spec import (
+    EncoderState,
+    GroupedQueryState,
+    LatentState,
+    RecurrentState,
+)
 
 FULL = GroupedQueryState(kv_heads=2, head_dim=4)
 WINDOW = GroupedQueryState(kv_heads=2, head_dim=4, window=8)
@@ -21,7 +27,8 @@ class Sequence:
     num_computed: int = 0
     prefix_chain: PrefixChain | None = None
     salt: str = ""
-    media_digests: tuple[str, ...] = ()
+    media: tuple[Any, ...] = ()
+    num_prompt: int = 0
     may_reuse: bool = True
 
 
@@ -62,7 +69,12 @@ def test_shared_blocks_are_the_same_in_every_group_and_new_ones_are_not() -> Non
 
 
 @pytest.mark.parametrize(
-    "changes", [{"salt": "s"}, {"media_digests": ("image",)}, {"may_reuse": False}]
+    "changes",
+    [
+        {"salt": "s"},
+        {"media": (MediaItem(first=0, count=2, digest="a", grid=(1, 2, 2), patches=b""),)},
+        {"may_reuse": False},
+    ],
 )
 def test_nothing_is_reused_across(changes: dict[str, Any]) -> None:
     cache = make_cache()
@@ -175,7 +187,8 @@ def test_groups_are_the_distinct_states_of_the_layers() -> None:
     [
         ([], "no layer that keeps state"),
         ([FULL, FULL], "given twice"),
-        ([FULL, LatentState(8), RecurrentState(1, 2, 3, 4, 5)], "latent, recurrent"),
+        ([FULL, LatentState(8), EncoderState(8)], "keeps encoder"),
+        ([RecurrentState(1, 2, 3, 4, 5)], "recurrent state only"),
     ],
 )
 def test_states_it_cannot_hold_are_refused(groups: list[Any], message: str) -> None:

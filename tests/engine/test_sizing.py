@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstlight.engine.settings import EngineSettings
-from firstlight.engine.sizing import DEFAULT_LIMIT, CacheNeeds, cache_needs, num_blocks
+from firstlight.engine.sizing import DEFAULT_LIMIT, CacheNeeds, CachePlan, cache_needs, plan_caches
 from firstlight.errors import OutOfBudget, UsageError
 from firstlight.models.spec import read_model_spec
+from firstlight.sharding.state_spec import LatentState, RecurrentState, StateSpec
 from tiny_models import tiny_config
 
 SPEC = read_model_spec(tiny_config("llama3"))
@@ -19,6 +20,13 @@ TOKEN_BYTES = 4 * 2 * 8 * 2 * 4
 
 def needs(context: int = 512, sequences: int = 4, tp: int = 1, block: int = 16) -> CacheNeeds:
     return CacheNeeds(SPEC.states, block, tp, 4, sequences, context)
+
+
+def num_blocks(wanted: CacheNeeds, *, available: int, budget: int | None) -> int:
+    plan = plan_caches(wanted, available=available, budget=budget)
+    assert plan.num_bytes == plan.paged_bytes == plan.num_blocks * wanted.block_bytes
+    assert plan.num_slots == 0
+    return plan.num_blocks
 
 
 def test_bytes_of_a_block_count_every_layer_and_shrink_with_the_ranks() -> None:
@@ -66,6 +74,91 @@ def test_a_cache_that_is_granted_holds_a_sequence_within_its_budget(
         return
     assert blocks * wanted.block_bytes <= budget
     assert (blocks - 1) * block >= context  # block 0 is nobody's
+
+
+# Kimi K3: 69 layers of delta attention, 24 of latent attention, bf16 (fp32 matrices).
+KIMI_K3: tuple[StateSpec, ...] = (
+    *[RecurrentState(96, 128, 128, conv_channels=3 * 96 * 128, conv_taps=3)] * 69,
+    *[LatentState(512 + 64)] * 24,
+)
+
+
+def kimi(tp: int = 1, context: int = 8192, sequences: int = 4) -> CacheNeeds:
+    return CacheNeeds(KIMI_K3, 64, tp, 2, sequences, context)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8, 16])
+def test_the_state_of_kimi_k3_divides_by_the_ranks_and_its_latents_do_not(tp: int) -> None:
+    assert kimi(tp).slot_bytes * tp == 449_372_160
+    assert kimi(tp).block_bytes == 64 * 27_648
+    assert kimi(tp).block_bytes_by_kind == {"latent": 64 * 27_648}
+    assert kimi(tp, context=2**20).blocks_per_sequence * kimi().block_bytes == 28_991_029_248
+
+
+def test_live_slots_come_first_then_a_sequence_then_snapshots_then_blocks() -> None:
+    wanted = kimi()
+    live, sequence = 5 * 449_372_160, 129 * 64 * 27_648
+    least = plan_caches(wanted, available=10**12, budget=live + sequence)
+    assert least == CachePlan(129, 5, sequence, live)
+    # A quarter of what live slots leave, but no more than one snapshot a sequence.
+    for left, snapshots in ((4 * 449_372_160, 1), (8 * 449_372_160 - 1, 1), (10**12, 4)):
+        plan = plan_caches(wanted, available=10**13, budget=live + left)
+        assert plan.num_slots == 5 + snapshots
+        rest = left - snapshots * 449_372_160
+        assert plan.num_blocks == min(4 * 128 + 1, rest // (64 * 27_648))
+
+
+def test_live_slots_that_do_not_fit_are_refused_with_ways_out_that_are_ways_out() -> None:
+    wanted, budget = kimi(sequences=16), 4 * 1024**3
+    with pytest.raises(OutOfBudget) as refused:
+        plan_caches(wanted, available=10**12, budget=budget)
+    text = str(refused.value)
+    assert "of 16 sequences needs 7.11 GiB on each rank (429 MiB a sequence" in text
+    enough = int(re.findall(r"budget to (\d+) bytes", text)[0])
+    assert plan_caches(wanted, available=10**12, budget=enough).num_bytes == enough
+    sequences = int(re.findall(r"lower max_sequences to (\d+)", text)[0])
+    assert plan_caches(kimi(sequences=sequences), available=10**12, budget=budget)
+    with pytest.raises(OutOfBudget):
+        plan_caches(kimi(sequences=sequences + 1), available=10**12, budget=budget)
+    assert "lower the context" not in text  # no context is short enough
+
+
+def test_a_context_that_does_not_fit_beside_live_slots_is_refused_with_both_ways_out() -> None:
+    budget = 3 * 1024**3
+    told = "beside 2[.]09 GiB for the recurrent state of 4"
+    with pytest.raises(OutOfBudget, match=told) as refused:
+        plan_caches(kimi(context=2**16), available=10**12, budget=budget)
+    tokens = int(re.findall(r"lower the context to (\d+) tokens", str(refused.value))[0])
+    sequences = int(re.findall(r"lower max_sequences to (\d+)", str(refused.value))[0])
+    assert plan_caches(kimi(context=tokens), available=10**12, budget=budget).num_slots == 5
+    assert plan_caches(kimi(context=2**16, sequences=sequences), available=10**12, budget=budget)
+
+
+hybrids = st.builds(
+    CacheNeeds,
+    states=st.just(KIMI_K3),
+    block_size=st.sampled_from([1, 16, 64]),
+    tp=st.sampled_from([1, 8]),
+    element_bytes=st.sampled_from([2, 4]),
+    max_sequences=st.integers(1, 40),
+    context_length=st.integers(1, 2**20),
+)
+
+
+@given(hybrids, st.integers(0, 10**11))
+def test_a_split_keeps_its_promises_within_its_budget(wanted: CacheNeeds, budget: int) -> None:
+    least = (wanted.max_sequences + 1) * wanted.slot_bytes
+    least += (wanted.blocks_per_sequence + 1) * wanted.block_bytes
+    try:
+        plan = plan_caches(wanted, available=10**12, budget=budget)
+    except OutOfBudget:
+        assert budget < least
+        return
+    assert least <= plan.num_bytes <= budget
+    assert plan.slot_bytes == plan.num_slots * wanted.slot_bytes
+    assert plan.paged_bytes == plan.num_blocks * wanted.block_bytes
+    assert wanted.max_sequences < plan.num_slots <= 2 * wanted.max_sequences + 1
+    assert plan.num_blocks > wanted.blocks_per_sequence
 
 
 def settings(**changes: object) -> EngineSettings:

@@ -32,6 +32,7 @@ EXAMPLES: tuple[events.Event, ...] = (
     events.StepDone(0.02, 32, 4),
     events.QueueState(2, 3),
     events.CacheState("kv/host", 10, 40),
+    events.SlotState(num_live=3, num_snapshots=2, num_empty=1, num_hits=5, num_evictions=4),
     events.PrefixLookup(10, 4),
     events.Preempted(),
     events.NanRows(2),

@@ -1,4 +1,8 @@
-"""A rank that keeps rows only by applying plans; its model computes from what its slots hold."""
+"""A rank that keeps rows only by applying plans; its model computes from what its slots hold.
+
+Every state is the digest of all that came before: the salt, and each token with the image row it
+stands for. Before a row is computed, all it starts from must be the state of its own prefix.
+"""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -7,6 +11,7 @@ from typing import Any
 import pytest
 
 from firstlight.cache.manager import CacheManager
+from firstlight.cache.prefix_index import PrefixChain, PrefixKey, PrefixScope
 from firstlight.schedule.answers import RequestUpdate
 from firstlight.schedule.request import Request, SamplingParams, SubmittedRequest
 from firstlight.schedule.scheduler import Scheduler
@@ -16,17 +21,30 @@ from firstlight.schedule.step import (
     PromptLogprobs,
     SampledToken,
     SequenceStep,
+    StateCopy,
     StepPlan,
     StepResult,
     TokenLogprobs,
 )
-from firstlight.sharding.state_spec import GroupedQueryState
+from firstlight.sharding.state_spec import (
+    GroupedQueryState,
+    LatentState,
+    RecurrentState,
+    StateSpec,
+)
 
 VOCABULARY = 50
 SPECS = (
     GroupedQueryState(kv_heads=2, head_dim=4),
     GroupedQueryState(kv_heads=1, head_dim=4, window=8),
 )
+HYBRID = (RecurrentState(2, 4, 4, 24, 3), LatentState(8))
+TWO_RECURRENT = (LatentState(8), RecurrentState(2, 4, 4, 24, 3), RecurrentState(1, 4, 4, 12, 3))
+MODELS: dict[str, tuple[StateSpec, ...]] = {
+    "paged": SPECS,
+    "hybrid": HYBRID,
+    "two recurrent": TWO_RECURRENT,
+}
 
 
 def digest(*parts: object) -> str:
@@ -34,8 +52,15 @@ def digest(*parts: object) -> str:
 
 
 def origin(submitted: SubmittedRequest) -> str:
-    """What the model sees besides tokens. The salt is in it so that sharing across salts shows."""
-    return digest(submitted.salt, submitted.media_digests)
+    """The state before any token. The salt is in it so that sharing across salts shows."""
+    return digest(submitted.salt)
+
+
+def seen(submitted: SubmittedRequest, position: int, token: int) -> tuple[object, ...]:
+    """What the model sees at a position: the token, and the row of the image it stands for."""
+    images = submitted.media
+    found = [m for m in images if m.first <= position < m.first + m.count]
+    return (token, *((m.digest, position - m.first) for m in found))
 
 
 def choose(slots: list[str]) -> int:
@@ -46,12 +71,12 @@ def score(slot: str, token: int) -> TokenLogprobs:
     return TokenLogprobs(token, -int(digest(slot, token), 16) / 2**64, 0, [])
 
 
-def content(start: str, tokens: list[int]) -> list[str]:
-    """What each position's slot must hold: it depends on all tokens up to there."""
-    slots = [start]
-    for token in tokens:
-        slots.append(digest(slots[-1], token))
-    return slots[1:]
+def states(submitted: SubmittedRequest, tokens: list[int]) -> list[str]:
+    """The state before the first token and after each one, from the request alone."""
+    found = [origin(submitted)]
+    for position, token in enumerate(tokens):
+        found.append(digest(found[-1], seen(submitted, position, token)))
+    return found
 
 
 def undisturbed(submitted: SubmittedRequest, limit: int) -> list[int]:
@@ -63,7 +88,7 @@ def undisturbed(submitted: SubmittedRequest, limit: int) -> list[int]:
             return output
         if output and output[-1] in submitted.params.end_token_ids:
             return output
-        tokens.append(choose(content(origin(submitted), tokens)))
+        tokens.append(choose(states(submitted, tokens)[1:]))
 
 
 @dataclass
@@ -77,26 +102,52 @@ class RankRow:
 
 @dataclass
 class Rank:
-    """Rows as plans describe them, and the slots of every block of every group."""
+    """Rows as plans describe them, the slots of every block, and recurrent slots of whole states.
+
+    `truth` is the state each prefix key stands for, with keys made anew from the requests.
+    """
 
     submitted: dict[str, SubmittedRequest]
     block_size: int
+    specs: tuple[StateSpec, ...] = SPECS
     rows: dict[int, RankRow] = field(default_factory=dict)
     slots: dict[tuple[int, int, int], str] = field(default_factory=dict)
+    recurrent: dict[tuple[int, int], str] = field(default_factory=dict)
+    truth: dict[PrefixKey, str] = field(default_factory=dict)
     poison: dict[str, int] = field(default_factory=dict)  # known tokens at which a request fails
+
+    @property
+    def paged(self) -> list[int]:
+        return [g for g, spec in enumerate(self.specs) if spec.kind != "recurrent"]
+
+    @property
+    def growing(self) -> list[int]:
+        return [g for g, spec in enumerate(self.specs) if spec.kind == "recurrent"]
 
     def run(self, plan: StepPlan) -> StepResult:
         self._apply(plan)
+        self._copy(plan.restores)
         result = StepResult(plan.step, [], [], [], 0.0)
         for step in plan.steps:
             self._compute(step, result)
+        self._copy(plan.saves)
         return result
+
+    def _copy(self, copies: list[StateCopy]) -> None:
+        """All sources are read first, as ranks do."""
+        read = [self.recurrent[copy.group, copy.source] for copy in copies]
+        targets = [(copy.group, copy.target) for copy in copies]
+        assert len(set(targets)) == len(targets) and all(slot for _, slot in targets)
+        self.recurrent.update(zip(targets, read, strict=True))
 
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.released:
             del self.rows[row]
+        starts = {step.row: step.start for step in plan.steps}
         for new in plan.new:
             assert new.row not in self.rows, f"row {new.row} is given twice"
+            start, media = starts[new.row], self.submitted[new.request_id].media
+            assert list(new.media) == [m for m in media if m.first + m.count > start]
             scored = new.params.prompt_logprobs is not None
             blocks = [list(blocks) for blocks in new.blocks]
             self.rows[new.row] = RankRow(
@@ -107,36 +158,68 @@ class Rank:
             row.tokens += step.new_tokens
             for blocks, more in zip(row.blocks, step.new_blocks, strict=False):
                 blocks += more
+        live = [(g, self.rows[r].blocks[g][0]) for r in self.rows for g in self.growing]
+        assert len(set(live)) == len(live), "two rows advance one slot"
+        assert all(len(self.rows[r].blocks[g]) == 1 for r in self.rows for g in self.growing)
 
     def _compute(self, step: SequenceStep, result: StepResult) -> None:
         row, end = self.rows[step.row], step.start + step.count
-        start = origin(self.submitted[row.request_id])
+        submitted = self.submitted[row.request_id]
+        true = states(submitted, row.tokens)
+        self._check_start(row, step.start, true)
+        self._note_keys(submitted, row.tokens[:end], true)
         failing = self.poison.get(row.request_id, 10**9) <= end
-        for position in range(step.start, end):
-            for group in range(len(row.blocks)):
-                before = self._slot(row, group, position - 1) if position else start
-                value = "NaN" if failing else digest(before, row.tokens[position])
-                self.slots[self._place(row, group, position)] = value
+        for group in self.paged:
+            for position in range(step.start, end):
+                before = self._slot(row, group, position - 1) if position else true[0]
+                value = digest(before, seen(submitted, position, row.tokens[position]))
+                self.slots[self._place(row, group, position)] = "NaN" if failing else value
+        for group in self.growing:
+            slot = (group, row.blocks[group][0])
+            state = self.recurrent[slot] if step.start else true[0]
+            for position in range(step.start, end):
+                state = digest(state, seen(submitted, position, row.tokens[position]))
+            self.recurrent[slot] = "NaN" if failing else state
         if failing:
             result.failed.append(FailedRow(step.row, "logits are not finite"))
             return
+        page = self.paged[0]
         if row.scored and step.start + 1 < row.num_prompt:
             last = min(end, row.num_prompt - 1)
             scores = [
-                score(self._slot(row, 0, p - 1), row.tokens[p])
+                score(self._slot(row, page, p - 1), row.tokens[p])
                 for p in range(step.start + 1, last + 1)
             ]
             result.prompt_logprobs.append(PromptLogprobs(step.row, step.start + 1, scores))
         if step.sample:
             assert end == len(row.tokens)
-            # Groups hold equal content, so that each of them must be right for the right answer.
-            for group in range(len(row.blocks)):
-                read = [self._slot(row, group, p) for p in range(end)]
-                token = choose(read)
-                if group and token != result.tokens[-1].token_id:
-                    raise AssertionError("two groups disagree about their content")
-                if not group:
-                    result.tokens.append(SampledToken(step.row, token, None))
+            read = [self._slot(row, page, p) for p in range(end)]
+            result.tokens.append(SampledToken(step.row, choose(read), None))
+
+    def _check_start(self, row: RankRow, start: int, true: list[str]) -> None:
+        for group in self.paged:
+            held = [self._slot(row, group, p) for p in range(start)]
+            assert held == true[1 : start + 1], f"{row.request_id}: pages of another prefix"
+        for group in self.growing:
+            held_state = self.recurrent.get((group, row.blocks[group][0]))
+            assert start == 0 or held_state == true[start], f"{row.request_id}: another's state"
+
+    def _note_keys(self, submitted: SubmittedRequest, tokens: list[int], true: list[str]) -> None:
+        scope = PrefixScope("model", self.block_size, submitted.salt)
+        chain = PrefixChain(scope, tokens, submitted.media)
+        for block in range(len(tokens) // self.block_size):
+            state = true[(block + 1) * self.block_size]
+            assert self.truth.setdefault(chain.key(block), state) == state, "one key, two contents"
+
+    def check_findable(self, cache: CacheManager) -> None:
+        """Whatever can be found is what its key says."""
+        for group, held in enumerate(cache._groups):
+            index: dict[PrefixKey, int] = held._index._blocks  # type: ignore[attr-defined]
+            for key, unit in index.items():
+                if group in self.growing:
+                    assert self.recurrent[group, unit] == self.truth[key]
+                else:
+                    assert self.slots[group, unit, self.block_size - 1] == self.truth[key]
 
     def _place(self, row: RankRow, group: int, position: int) -> tuple[int, int, int]:
         return group, row.blocks[group][position // self.block_size], position % self.block_size
@@ -148,7 +231,15 @@ class Rank:
 class Service:
     """A scheduler with its rank. Every step compares what the two know and recounts everything."""
 
-    def __init__(self, *, num_blocks: int = 33, block_size: int = 4, **limits: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 33,
+        block_size: int = 4,
+        num_slots: int = 9,
+        model: str = "paged",
+        **limits: int,
+    ) -> None:
         chosen = {
             "max_sequences": 4,
             "max_batch_tokens": 16,
@@ -157,13 +248,18 @@ class Service:
             "context_length": 60,
         } | limits
         self.settings = SchedulerSettings(**chosen)
+        specs = MODELS[model]
         self.cache = CacheManager(
-            SPECS, num_blocks=num_blocks, block_size=block_size, model_digest="model"
+            specs,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            model_digest="model",
+            num_slots=num_slots,
         )
         self.scheduler = Scheduler(self.settings, self.cache)
         self.limit = min(self.settings.context_length, self.cache.max_tokens)
         self.submitted: dict[str, SubmittedRequest] = {}
-        self.rank = Rank(self.submitted, block_size)
+        self.rank = Rank(self.submitted, block_size, specs)
         self.updates: dict[str, list[RequestUpdate]] = {}
         self.pending: StepPlan | None = None
         self.num_steps = 0
@@ -208,6 +304,7 @@ class Service:
                 assert (row.tokens, row.blocks, step.start) == (tokens, blocks, start)
         self._take(self.scheduler.update(result))
         self.scheduler.check_integrity()
+        self.rank.check_findable(self.cache)
 
     def step(self) -> StepPlan | None:
         plan = self.begin()

@@ -6,32 +6,47 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from firstlight.errors import RequestError
-from firstlight.schedule.request import FinishReason
+from firstlight.schedule.request import FinishReason, MediaItem
 
 TEXTS = [[(7 * i * i + 3 * family) % 50 for i in range(30)] for family in range(2)]
 
+
+def image(first: int, count: int, digest: str) -> MediaItem:
+    return MediaItem(first=first, count=count, digest=digest, grid=(1, 2, 2), patches=b"")
+
+
+# One image more, another image, the same one elsewhere: the text before them is the same.
+IMAGES = [
+    (image(6, 5, "a"),),
+    (image(6, 5, "a"), image(13, 2, "b")),
+    (image(6, 5, "a"), image(13, 2, "c")),
+    (image(7, 5, "a"),),
+]
+
 arrivals = st.fixed_dictionaries(
     {
-        "family": st.sampled_from([0, 0, 0, 1]),
-        "length": st.integers(1, 30),
-        "own_tail": st.lists(st.integers(0, 49), max_size=3),
+        "family": st.sampled_from([0, 0, 0, 0, 1]),
+        "length": st.one_of(st.sampled_from([11, 12, 18, 25]), st.integers(1, 30)),
+        "own_tail": st.one_of(st.just([]), st.lists(st.integers(0, 49), max_size=3)),
         "max_tokens": st.sampled_from([0, 1, 5, 20, 40, 40]),
         "priority": st.sampled_from([0, 0, 0, 1, -1]),
         "salt": st.sampled_from(["", "", "", "", "", "other"]),
-        "media_digests": st.sampled_from([(), (), (), (), ("image",)]),
+        "media": st.sampled_from([(), (), (), (), (), *IMAGES]),
         "end_token_ids": st.sampled_from([(), (), (3, 14, 15)]),
         "prompt_logprobs": st.sampled_from([None, None, None, 1]),
-        "poison_after": st.sampled_from([None] * 9 + [0, 1, 5, 9]),
+        "poison_after": st.sampled_from([None] * 12 + [-20, -3, -2, 0, 1, 5]),
     }
 )
 cancels = st.tuples(st.sampled_from(["cancel", "cancel under way"]), st.integers(0, 10**6))
 programs = st.lists(
-    st.one_of(arrivals, arrivals, arrivals, cancels, st.integers(1, 6)), min_size=15, max_size=40
+    st.one_of(arrivals, arrivals, arrivals, cancels, st.integers(1, 6)), min_size=20, max_size=50
 )
 shapes = st.fixed_dictionaries(
     {
         "capacity": st.integers(30, 60),
         "block_size": st.sampled_from([1, 2, 4, 5]),
+        "model": st.sampled_from(["paged", "hybrid", "hybrid", "two recurrent"]),
+        "num_slots": st.sampled_from([2, 3, 3, 4, 4, 5, 7, 8, 10, 16]),
         "max_sequences": st.sampled_from([1, 4, 6, 6]),
         "max_batch_tokens": st.integers(6, 20),
         "chunk_tokens": st.integers(1, 6),
@@ -108,13 +123,13 @@ def check_idle(service: Any) -> None:
 
 
 @settings(
-    max_examples=150,
+    max_examples=200,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(shape=shapes, program=programs)
 def test_any_program_gives_undisturbed_outputs(
-    make_service: Any, shape: dict[str, int], program: list[Any]
+    make_service: Any, shape: dict[str, Any], program: list[Any]
 ) -> None:
     num_blocks = 1 + shape.pop("capacity") // shape["block_size"]
     service = make_service(num_blocks=num_blocks, **shape)

@@ -43,6 +43,7 @@ class EngineShape:
     max_batch_tokens: int = 512
     chunk_tokens: int = 128
     context_length: int = 512
+    num_slots: int = 33
 
 
 @dataclass
@@ -82,7 +83,9 @@ class LocalEngine:
         self.model = assemble(
             source.spec, source.weights, mesh=mesh, kernels=kernels, options=options
         ).module
-        cache_shape = CacheShape(shape.num_blocks, shape.block_size, 1, torch.float32, CPU)
+        cache_shape = CacheShape(
+            shape.num_blocks, shape.block_size, 1, torch.float32, CPU, shape.num_slots
+        )
         self.states = allocate_states(self.spec.states, cache_shape)
         pages = -(-shape.context_length // shape.block_size)
         groups = distinct_specs(self.spec.states)
@@ -91,7 +94,11 @@ class LocalEngine:
             RunnerContext(self.model, self.states, kernels, CPU, samples=True), table
         )
         self.cache = CacheManager(
-            groups, num_blocks=shape.num_blocks, block_size=shape.block_size, model_digest="tiny"
+            groups,
+            num_blocks=shape.num_blocks,
+            block_size=shape.block_size,
+            model_digest="tiny",
+            num_slots=shape.num_slots,
         )
         self.scheduler = Scheduler(
             SchedulerSettings(

@@ -7,10 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from firstlight.cache.paged_group import CacheGroup, GroupUsage, PagedGroup
-from firstlight.cache.prefix_index import PrefixChain, PrefixScope
+from firstlight.cache.cache_group import RECURRENT, CacheGroup, CacheUsage, SlotCopy
+from firstlight.cache.paged_group import PagedGroup
+from firstlight.cache.prefix_index import MediaSpan, PrefixChain, PrefixScope
+from firstlight.cache.recurrent_group import RecurrentGroup
 from firstlight.errors import ConfigError, UsageError
 from firstlight.sharding.state_spec import StateSpec
+
+PAGED = frozenset({"grouped_query", "latent"})
 
 
 class CacheableRequest(Protocol):
@@ -18,6 +22,7 @@ class CacheableRequest(Protocol):
 
     request_id: str
     token_ids: list[int]
+    num_prompt: int
     num_computed: int
     prefix_chain: PrefixChain | None
 
@@ -27,28 +32,14 @@ class CacheableRequest(Protocol):
         ...
 
     @property
-    def media_digests(self) -> tuple[str, ...]:
-        """Digests of the images and other media behind the placeholder tokens."""
+    def media(self) -> Sequence[MediaSpan]:
+        """The images and other media behind placeholder tokens of the prompt."""
         ...
 
     @property
     def may_reuse(self) -> bool:
         """False when every token must be computed, as for prompt log-probabilities."""
         ...
-
-
-@dataclass(frozen=True)
-class CacheUsage:
-    """A picture of the cache: `num_requests` hold blocks; `groups` are in spec order."""
-
-    block_size: int
-    num_requests: int
-    groups: tuple[GroupUsage, ...]
-
-    @property
-    def used_share(self) -> float:
-        """Share of the blocks in use, 0 to 1, in the fullest group."""
-        return max(group.used / group.usable for group in self.groups)
 
 
 @dataclass
@@ -70,34 +61,59 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 class CacheManager:
-    """Block tables of all requests, group by group, and the reuse of equal prefixes.
+    """Block tables and state slots of all requests, group by group, and reuse of equal prefixes.
 
-    Each group has `num_blocks` blocks of `block_size` tokens, block 0 reserved. Only blocks whose
-    tokens were all committed can be found by other requests, and nobody writes to a committed
+    Each paged group has `num_blocks` blocks of `block_size` tokens, block 0 reserved. Only blocks
+    whose tokens were all committed can be found by other requests, and nobody writes to a committed
     block: sharing needs no copies and no locks. Two requests that compute equal content at once
     each write their own blocks; the first to commit is the one found later.
 
-    Raises ConfigError for state that this cache cannot hold, OutOfBudget for fewer than 2 blocks.
+    Each recurrent group has `num_slots` slots, slot 0 reserved: a live one per request, whose state
+    advances with every token, and snapshots of it, copies made where a prompt's last full block
+    ends. All groups agree on one count of computed tokens, so with recurrent state a prefix is
+    reused only as far as a snapshot and every block before it are found.
+
+    Raises ConfigError for state that this cache cannot hold, OutOfBudget for fewer than 2 blocks or
+    slots.
     """
 
     def __init__(
-        self, groups: Sequence[StateSpec], *, num_blocks: int, block_size: int, model_digest: str
+        self,
+        groups: Sequence[StateSpec],
+        *,
+        num_blocks: int,
+        block_size: int,
+        model_digest: str,
+        num_slots: int = 0,
     ) -> None:
         if block_size < 1:
             raise UsageError(f"the block size is {block_size} tokens; it must be at least 1")
-        _check_specs(groups)
+        check_specs(groups)
         self.block_size = block_size
         self._model_digest = model_digest
-        self._groups: list[CacheGroup] = [
-            PagedGroup(spec, num_blocks=num_blocks, block_size=block_size) for spec in groups
-        ]
+        self._paged: dict[int, CacheGroup] = {}
+        self._recurrent: dict[int, RecurrentGroup] = {}
+        for index, spec in enumerate(groups):
+            if spec.kind == RECURRENT:
+                self._recurrent[index] = RecurrentGroup(
+                    spec, index=index, num_slots=num_slots, block_size=block_size
+                )
+            else:
+                self._paged[index] = PagedGroup(spec, num_blocks=num_blocks, block_size=block_size)
+        by_index: dict[int, CacheGroup] = {**self._paged, **self._recurrent}
+        self._groups = [by_index[index] for index in range(len(groups))]
         self._holdings: dict[str, Holding] = {}
-        self.max_tokens = block_size * min(group.num_usable for group in self._groups)
+        self.max_tokens = block_size * min(group.num_usable for group in self._paged.values())
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be taken now in every group."""
-        return min(group.num_free for group in self._groups)
+        """Blocks that can be taken now in every paged group."""
+        return min(group.num_free for group in self._paged.values())
+
+    @property
+    def can_start(self) -> bool:
+        """Whether one more request would find a slot in every recurrent group."""
+        return all(group.num_free for group in self._recurrent.values())
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Whether a single request of so many tokens fits into the empty cache."""
@@ -116,16 +132,18 @@ class CacheManager:
             return 0
         chain = self._chain(request)
         num_tokens = (len(request.token_ids) - 1) // self.block_size * self.block_size
-        # A group may hold state at single positions only, so the least is asked for again until
-        # nobody objects. It falls with each round, and 0 suits everybody.
+        # A group may hold state at single positions only, so all are asked again until nobody
+        # objects. The number falls with each round, and 0 suits everybody. Pages come first: they
+        # often end early, and then no key of the tokens behind has to be made.
         while True:
-            least = min(group.reusable_tokens(chain, num_tokens) for group in self._groups)
-            if least == num_tokens:
+            asked = num_tokens
+            for group in (*self._paged.values(), *self._recurrent.values()):
+                num_tokens = group.reusable_tokens(chain, num_tokens)
+            if num_tokens == asked:
                 return num_tokens
-            num_tokens = least
 
     def cost(self, request: CacheableRequest, num_tokens: int, *, num_cached: int = 0) -> int:
-        """Free blocks to be taken for the request to hold `num_tokens`, in the dearest group.
+        """Free blocks to be taken for the request to hold `num_tokens`, in the dearest paged group.
 
         `num_cached` is what lookup said of a request without blocks.
         """
@@ -134,14 +152,16 @@ class CacheManager:
         if holding is not None:
             return max(0, num_blocks - holding.capacity // self.block_size)
         chain, num_shared = self._chain(request), num_cached // self.block_size
-        return max(group.cost(chain, num_shared, num_blocks) for group in self._groups)
+        groups = self._paged.values()
+        return max(group.cost(chain, num_shared, num_blocks) for group in groups)
 
     def grow(self, request: CacheableRequest, num_tokens: int) -> list[list[int]] | None:
         """Makes the request hold `num_tokens`; returns the blocks it gained, one list a group.
 
         Empty when it gained none; None, and nothing changed, when they do not fit. A request
         without blocks first shares those of its `num_computed` tokens, which lookup must just have
-        reported.
+        reported. The list of a recurrent group is the request's live slot when it starts, and
+        empty ever after; what is to be copied there is told by `take_restores`.
         """
         holding = self._holdings.get(request.request_id)
         if holding is None:
@@ -154,8 +174,51 @@ class CacheManager:
         holding.capacity += num_blocks * self.block_size
         return [group.extend(request.request_id, num_blocks) for group in self._groups]
 
+    def take_restores(self) -> list[SlotCopy]:
+        """Copies that requests started since the last call need before their first token.
+
+        All sources are read before any target is written.
+        """
+        groups = self._recurrent.values()
+        return [copy for group in groups for copy in group.take_restores()]
+
+    def snapshot_point(self, request: CacheableRequest) -> int | None:
+        """The position where the request's next step should end, if it gets there, so that its
+        state can be kept: the end of the last block that a repetition of its prompt could reuse.
+
+        None when it is passed, when its state is known, or when no slot could take it.
+        """
+        if not self._recurrent:
+            return None
+        num_blocks = (request.num_prompt - 1) // self.block_size
+        point = num_blocks * self.block_size
+        if point <= request.num_computed:
+            return None
+        chain, num_needed = self._chain(request), 1 + (request.request_id not in self._holdings)
+        if any(
+            group.num_free >= num_needed and not group.has_snapshot(chain, num_blocks)
+            for group in self._recurrent.values()
+        ):
+            return point
+        return None
+
+    def save(self, request: CacheableRequest, num_tokens: int) -> list[SlotCopy]:
+        """Prepares snapshots if the step to be sent brings the request to its snapshot point.
+
+        Returns the copies to be made after that step. `commit` makes them findable, `release` and
+        `discard` drop them. To be called when nothing else of the step remains to be placed, so
+        that a snapshot never takes the slot that a request would start in.
+        """
+        if not self._recurrent or num_tokens != self.snapshot_point(request):
+            return []
+        chain, num_blocks = self._chain(request), num_tokens // self.block_size
+        groups = self._recurrent.values()
+        copies = [group.save(request.request_id, chain, num_blocks) for group in groups]
+        return [copy for copy in copies if copy is not None]
+
     def commit(self, request: CacheableRequest, num_computed: int) -> None:
-        """Makes the blocks within the first `num_computed` tokens findable.
+        """Makes the blocks within the first `num_computed` tokens findable, and the snapshot that
+        was taken at that number.
 
         To be called only when the step that computed them came back clean.
         """
@@ -202,6 +265,7 @@ class CacheManager:
         committed = {key: holding.num_committed for key, holding in self._holdings.items()}
         for group in self._groups:
             group.check_integrity(committed)
+        for group in self._paged.values():
             for request_id, holding in self._holdings.items():
                 held = len(group.table(request_id)) * self.block_size
                 assert held == holding.capacity, f"{request_id}: {held} tokens, not {holding}"
@@ -221,20 +285,24 @@ class CacheManager:
 
     def _chain(self, request: CacheableRequest) -> PrefixChain:
         if request.prefix_chain is None:
-            scope = PrefixScope(
-                self._model_digest, self.block_size, request.salt, request.media_digests
-            )
-            request.prefix_chain = PrefixChain(scope, request.token_ids)
+            scope = PrefixScope(self._model_digest, self.block_size, request.salt)
+            request.prefix_chain = PrefixChain(scope, request.token_ids, request.media)
         return request.prefix_chain
 
 
-def _check_specs(groups: Sequence[StateSpec]) -> None:
+def check_specs(groups: Sequence[StateSpec]) -> None:
+    """Raises ConfigError unless a cache can hold these groups."""
     if not groups:
         raise ConfigError("the model declares no layer that keeps state: there is nothing to cache")
     if len(set(groups)) != len(groups):
         raise ConfigError("a state spec is given twice: layers of equal state form one cache group")
-    unknown = sorted({spec.kind for spec in groups} - {"grouped_query"})
+    kinds = {spec.kind for spec in groups}
+    unknown = sorted(kinds - PAGED - {RECURRENT})
     if unknown:
+        known = ", ".join(sorted({*PAGED, RECURRENT}))
+        raise ConfigError(f"the cache holds {known} state; this model keeps {', '.join(unknown)}")
+    if not kinds & PAGED:
         raise ConfigError(
-            f"the cache holds grouped_query state only; this model also keeps {', '.join(unknown)}"
+            "the model keeps recurrent state only; this version needs a layer that keeps state per "
+            "token as well"
         )

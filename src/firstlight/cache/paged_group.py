@@ -5,81 +5,15 @@ Knows no tensor, no other group and no policy; the manager keeps the groups in s
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
 
 from firstlight.cache.block_pool import BlockPool
+from firstlight.cache.cache_group import GroupUsage
 from firstlight.cache.prefix_index import PrefixChain, PrefixIndex
 from firstlight.sharding.state_spec import StateSpec
 
 
-class GroupUsage(NamedTuple):
-    """Blocks of one group: usable = used + cached (free, still findable) + empty."""
-
-    usable: int
-    used: int
-    cached: int
-    empty: int
-    evictions: int
-
-
-class CacheGroup(Protocol):
-    """What the manager asks of a group; counts are blocks unless they say tokens."""
-
-    @property
-    def num_usable(self) -> int:
-        """Blocks that requests may hold."""
-        ...
-
-    @property
-    def num_free(self) -> int:
-        """Blocks that can be taken now, cached ones included."""
-        ...
-
-    def reusable_tokens(self, chain: PrefixChain, at_most: int) -> int:
-        """The longest prefix of at most so many tokens whose state this group has."""
-        ...
-
-    def cost(self, chain: PrefixChain, num_shared: int, num_blocks: int) -> int:
-        """Free blocks that `start` would take."""
-        ...
-
-    def start(
-        self, request_id: str, chain: PrefixChain, num_shared: int, num_blocks: int
-    ) -> list[int]:
-        """Opens a table of `num_blocks`, the first `num_shared` of them found in the index."""
-        ...
-
-    def extend(self, request_id: str, num_blocks: int) -> list[int]:
-        """Adds blocks to a table and returns them."""
-        ...
-
-    def enter(self, request_id: str, chain: PrefixChain, blocks: range) -> None:
-        """Makes these blocks of the table findable."""
-        ...
-
-    def discard(self, request_id: str) -> None:
-        """Makes every block of the table unfindable."""
-        ...
-
-    def release(self, request_id: str) -> None:
-        """Closes a table; its blocks stay findable until they are taken again."""
-        ...
-
-    def table(self, request_id: str) -> Sequence[int]:
-        """The blocks of a request in token order."""
-        ...
-
-    def usage(self) -> GroupUsage:
-        """How many blocks are in which condition."""
-        ...
-
-    def check_integrity(self, num_committed: dict[str, int]) -> None:
-        """Recounts; `num_committed` says how many blocks of each request are full and clean."""
-        ...
-
-
 class PagedGroup:
-    """Layers that keep keys and values of every token: block i holds tokens [i*B, (i+1)*B).
+    """Layers that keep keys and values, or a latent, per token: block i holds [i*B, (i+1)*B).
 
     Layers with a window are charged in full: nothing is given back behind the window.
     """
@@ -90,6 +24,7 @@ class PagedGroup:
         self._pool = BlockPool(num_blocks)
         self._index = PrefixIndex()
         self._tables: dict[str, list[int]] = {}
+        self._num_hits = 0
         self._num_evictions = 0
         self._num_cached = 0  # free blocks that are still findable
 
@@ -126,6 +61,7 @@ class PagedGroup:
         for block in blocks:
             self._num_cached -= self._pool.references(block) == 0
             self._pool.share(block)
+        self._num_hits += num_shared
         self._tables[request_id] = blocks
         self.extend(request_id, num_blocks - num_shared)
         return list(blocks)
@@ -164,7 +100,15 @@ class PagedGroup:
     def usage(self) -> GroupUsage:
         """How many blocks are in which condition."""
         usable, free, cached = self._pool.num_usable, self._pool.num_free, self._num_cached
-        return GroupUsage(usable, usable - free, cached, free - cached, self._num_evictions)
+        return GroupUsage(
+            kind=self.spec.kind,
+            usable=usable,
+            used=usable - free,
+            cached=cached,
+            empty=free - cached,
+            hits=self._num_hits,
+            evictions=self._num_evictions,
+        )
 
     def check_integrity(self, num_committed: dict[str, int]) -> None:
         """Recounts references from the tables and checks that shared blocks are full and clean."""

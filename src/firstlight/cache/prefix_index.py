@@ -3,21 +3,44 @@
     tokens   0 ........ B-1 | B ....... 2B-1 | 2B ...... 3B-1 | 3B ... n-1
     blocks        0         |       1        |       2        | 3 (not full: it has no key)
     keys     k0 = H(root,0) | k1 = H(k0,1)   | k2 = H(k1,2)   |
+    images                        [ a .............. )
 
-    root = H(model digest, block size, salt, media digests)
+    root = H(model digest, block size, salt)
 
-A key therefore names everything the content depends on. Keys are 256-bit BLAKE3 digests.
+A block whose tokens stand for an image has that image in its key: a in k1 and k2, not in k0. A key
+therefore names everything the content depends on, and nothing behind it: prompts that differ in a
+later image share what lies before it. Keys are 256-bit BLAKE3 digests.
 """
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import NamedTuple, NewType
+from typing import NamedTuple, NewType, Protocol
 
 from blake3 import blake3
 
 PrefixKey = NewType("PrefixKey", bytes)
 
-_ROOT_CONTEXT = "firstlight prefix cache root, version 1"
+_ROOT_CONTEXT = "firstlight prefix cache root, version 2"
+_SPAN = Struct("<QQ")
+
+
+class MediaSpan(Protocol):
+    """An image or other medium behind the placeholder tokens [first, first + count)."""
+
+    @property
+    def first(self) -> int:
+        """Position of the first placeholder token."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Placeholder tokens."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Names the content."""
+        ...
 
 
 class PrefixScope(NamedTuple):
@@ -26,26 +49,27 @@ class PrefixScope(NamedTuple):
     model_digest: str
     block_size: int
     salt: str
-    media_digests: tuple[str, ...]
 
     def root(self) -> PrefixKey:
         """The parent of the first block's key. Each field goes in behind its length."""
-        fields = (self.model_digest, str(self.block_size), self.salt, *self.media_digests)
         hasher = blake3(derive_key_context=_ROOT_CONTEXT)
-        for field in fields:
-            data = field.encode("utf-8", "surrogatepass")
-            hasher.update(len(data).to_bytes(8, "little") + data)
+        for field in (self.model_digest, str(self.block_size), self.salt):
+            hasher.update(_framed(field))
         return PrefixKey(hasher.digest())
 
 
 class PrefixChain:
     """Keys of the full blocks of one growing list of tokens, hashed when first asked for and kept.
 
-    The list may only grow at its end.
+    The list may only grow at its end, by tokens that stand for no medium.
     """
 
-    def __init__(self, scope: PrefixScope, token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, scope: PrefixScope, token_ids: Sequence[int], media: Sequence[MediaSpan] = ()
+    ) -> None:
         self._token_ids = token_ids
+        # What the next block may see, the nearest at the end.
+        self._media_ahead = sorted(media, key=lambda span: span.first, reverse=True)
         self._block_size = scope.block_size
         self._pack = Struct(f"<{scope.block_size}I").pack
         self._root = scope.root()
@@ -59,8 +83,25 @@ class PrefixChain:
             tokens = self._token_ids[first : first + self._block_size]
             assert len(tokens) == self._block_size, "only full blocks have a key"
             parent = keys[-1] if keys else self._root
-            keys.append(PrefixKey(blake3(parent + self._pack(*tokens)).digest()))
+            media = self._take_media(first) if self._media_ahead else b""
+            keys.append(PrefixKey(blake3(parent + self._pack(*tokens) + media).digest()))
         return keys[block_index]
+
+    def _take_media(self, first: int) -> bytes:
+        """Writes the media in the block at `first`; those that go on behind it stay ahead.
+
+        The parent and the tokens before it have a fixed length, so no two blocks read alike.
+        """
+        ahead, stop, begun = self._media_ahead, first + self._block_size, []
+        while ahead and ahead[-1].first < stop:
+            begun.append(ahead.pop())
+        ahead += [span for span in reversed(begun) if span.first + span.count > stop]
+        return b"".join(_SPAN.pack(s.first, s.count) + _framed(s.digest) for s in begun)
+
+
+def _framed(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogatepass")
+    return len(data).to_bytes(8, "little") + data
 
 
 class PrefixIndex:

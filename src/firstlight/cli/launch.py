@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from firstlight.checkpoint.store_names import MODEL_FOLDER, is_store
 from firstlight.engine.process import EngineProcess
 from firstlight.engine.settings import EngineSettings
-from firstlight.engine.sizing import cache_needs, num_blocks
+from firstlight.engine.sizing import cache_needs, plan_caches
 from firstlight.engine.socket_folder import make_socket_folder
 from firstlight.engine.zmq_client import ZmqEngineClient
 from firstlight.models.spec import ModelSpec
@@ -88,7 +88,7 @@ def check_cache_fits(settings: EngineSettings, spec: ModelSpec) -> None:
     that have loaded are asked again, and have less.
     """
     available = available_bytes() // settings.tp
-    num_blocks(cache_needs(settings, spec), available=available, budget=settings.kv_budget_bytes)
+    plan_caches(cache_needs(settings, spec), available=available, budget=settings.kv_budget_bytes)
 
 
 def device_name(asked: str) -> str:

@@ -30,6 +30,7 @@ from firstlight.metrics.events import (
     QueueState,
     Recorder,
     RequestStarted,
+    SlotState,
     StepDone,
 )
 from firstlight.runner import protocol
@@ -196,10 +197,25 @@ class EngineLoop:
         """Records how many requests there are and how full the caches are."""
         counts = self._running.scheduler.counts
         self._recorder.record(QueueState(num_waiting=counts.waiting, num_running=counts.running))
-        total = int(self._running.facts["kv_bytes_per_rank"])
-        share = self._running.cache.usage().used_share
+        usage = self._running.cache.usage()
+        self._record_pool("kv", usage.used_share, "kv_bytes_per_rank")
+        slots = usage.slots
+        if slots is not None:
+            self._record_pool("recurrent", slots.used / slots.usable, "recurrent_bytes_per_rank")
+            self._recorder.record(
+                SlotState(
+                    num_live=slots.used,
+                    num_snapshots=slots.cached,
+                    num_empty=slots.empty,
+                    num_hits=slots.hits,
+                    num_evictions=slots.evictions,
+                )
+            )
+
+    def _record_pool(self, pool: str, used_share: float, fact: str) -> None:
+        total = int(self._running.facts[fact])
         self._recorder.record(
-            CacheState(pool="kv", used_bytes=int(share * total), total_bytes=total)
+            CacheState(pool=pool, used_bytes=int(used_share * total), total_bytes=total)
         )
 
 

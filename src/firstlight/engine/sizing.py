@@ -1,8 +1,12 @@
-"""Owns how many cache blocks an engine takes; pure arithmetic over what ranks reported."""
+"""Owns how many cache blocks and state slots an engine takes; pure arithmetic over what ranks
+reported.
+"""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from firstlight.cache.manager import check_specs, distinct_specs
 from firstlight.engine.settings import EngineSettings
 from firstlight.errors import OutOfBudget, UsageError
 from firstlight.models.spec import ModelSpec
@@ -14,6 +18,9 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 RESERVED_SHARE = 0.2
 # Without a budget a machine that is shared (CPU memory) is not taken whole.
 DEFAULT_LIMIT = 4 * 1024**3
+# Snapshots of recurrent state take at most this part of what live state leaves; blocks take the
+# rest. A snapshot is worth nothing without the blocks before it.
+SNAPSHOT_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -30,10 +37,27 @@ class CacheNeeds:
     context_length: int
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes on one rank of one slot in every recurrent group; 0 without recurrent state."""
+        return sum(s.sequence_bytes(self.tp, self.element_bytes) for s in self.states)
+
+    @property
+    def live_slots(self) -> int:
+        """Slots that running sequences may hold at once, the null slot included."""
+        return self.max_sequences + 1 if self.slot_bytes else 0
+
+    @property
     def block_bytes(self) -> int:
-        """Bytes on one rank of one block in every cache group."""
-        per_token = sum(s.token_bytes(self.tp, self.element_bytes) for s in self.states)
-        return per_token * self.block_size
+        """Bytes on one rank of one block in every paged group."""
+        return sum(self.block_bytes_by_kind.values())
+
+    @property
+    def block_bytes_by_kind(self) -> dict[str, int]:
+        """`block_bytes`, by the kind of state."""
+        sizes: Counter[str] = Counter()
+        for state in self.states:
+            sizes[state.kind] += state.token_bytes(self.tp, self.element_bytes) * self.block_size
+        return {kind: size for kind, size in sizes.items() if size}
 
     @property
     def blocks_per_sequence(self) -> int:
@@ -44,8 +68,10 @@ class CacheNeeds:
 def cache_needs(settings: EngineSettings, spec: ModelSpec) -> CacheNeeds:
     """Returns what the cache of an engine must hold.
 
-    Raises UsageError when the asked context exceeds the model's.
+    Raises UsageError when the asked context exceeds the model's, ConfigError for state that no
+    cache can hold.
     """
+    check_specs(distinct_specs(spec.states))
     asked = settings.context_length
     if asked is not None and asked > spec.context_length:
         raise UsageError(
@@ -62,25 +88,57 @@ def cache_needs(settings: EngineSettings, spec: ModelSpec) -> CacheNeeds:
     )
 
 
-def num_blocks(needs: CacheNeeds, *, available: int, budget: int | None) -> int:
-    """Returns blocks per cache group, the null block included.
+@dataclass(frozen=True)
+class CachePlan:
+    """What a rank allocates: blocks per paged group and slots per recurrent group, with block 0 and
+    slot 0, and their bytes.
+    """
+
+    num_blocks: int
+    num_slots: int
+    paged_bytes: int
+    slot_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all caches of a rank."""
+        return self.paged_bytes + self.slot_bytes
+
+
+def plan_caches(needs: CacheNeeds, *, available: int, budget: int | None) -> CachePlan:
+    """Returns how a budget is split: live slots first, then blocks for one sequence of full length,
+    then snapshots (at most one per sequence, and SNAPSHOT_SHARE), then blocks.
 
     `available` is the least memory any rank has left, in bytes, already divided among ranks that
-    share it. Raises OutOfBudget, with the ways out in numbers, when not even one sequence fits or
-    the budget grants more than is available.
+    share it. Raises OutOfBudget, with the ways out in numbers, when not even one sequence fits
+    beside the live slots or the budget grants more than is available.
     """
     limit = budget if budget is not None else default_budget(available)
+    left = limit - needs.live_slots * needs.slot_bytes
+    spare = left - (needs.blocks_per_sequence + 1) * needs.block_bytes
+    if spare < 0:
+        raise OutOfBudget(_refusal(needs, limit))
+    num_slots = needs.live_slots + _num_snapshots(needs, left=left, spare=spare)
+    left = limit - num_slots * needs.slot_bytes
     wanted = needs.max_sequences * needs.blocks_per_sequence + 1
-    blocks = min(wanted, limit // needs.block_bytes)
-    if blocks <= needs.blocks_per_sequence and blocks < wanted:
-        raise OutOfBudget(_ways_out(needs, limit))
-    if (taken := blocks * needs.block_bytes) > available:
+    num_blocks = min(wanted, left // needs.block_bytes)
+    plan = CachePlan(
+        num_blocks, num_slots, num_blocks * needs.block_bytes, num_slots * needs.slot_bytes
+    )
+    if plan.num_bytes > available:
         raise OutOfBudget(
-            f"the KV cache would take {format_bytes(taken)} on each rank, "
+            f"the caches would take {format_bytes(plan.num_bytes)} on each rank, "
             f"{format_bytes(available)} are free. Lower the budget below that, or max_sequences, "
             "or the context"
         )
-    return int(blocks)
+    return plan
+
+
+def _num_snapshots(needs: CacheNeeds, *, left: int, spare: int) -> int:
+    if not needs.slot_bytes:
+        return 0
+    share = min(spare, int(left * SNAPSHOT_SHARE))
+    return min(needs.max_sequences, share // needs.slot_bytes)
 
 
 def default_budget(available: int) -> int:
@@ -88,12 +146,31 @@ def default_budget(available: int) -> int:
     return min(int(available * (1 - RESERVED_SHARE)), DEFAULT_LIMIT)
 
 
-def _ways_out(needs: CacheNeeds, limit: int) -> str:
-    per_sequence = needs.blocks_per_sequence * needs.block_bytes
-    fits = max(0, limit // needs.block_bytes - 1) * needs.block_size
+def _refusal(needs: CacheNeeds, limit: int) -> str:
+    """What does not fit, and every change that alone would make it fit."""
+    live = needs.live_slots * needs.slot_bytes
+    blocks = (needs.blocks_per_sequence + 1) * needs.block_bytes
+    ways = [f"raise the budget to {live + blocks} bytes ({format_bytes(live + blocks)})"]
+    if needs.slot_bytes and (sequences := (limit - blocks) // needs.slot_bytes - 1) > 0:
+        ways.append(f"lower max_sequences to {sequences}")
+    if (tokens := ((limit - live) // needs.block_bytes - 1) * needs.block_size) > 0:
+        ways.append(f"lower the context to {tokens} tokens")
+    advice = f"{', '.join(ways)}, or use more ranks"
+    needed = _described(needs, live, beside=live <= limit)
+    return f"{needed}, the budget is {format_bytes(limit)}. {advice[0].upper()}{advice[1:]}"
+
+
+def _described(needs: CacheNeeds, live: int, *, beside: bool) -> str:
+    per_sequence = format_bytes(needs.blocks_per_sequence * needs.block_bytes)
+    slots = f"the recurrent state of {needs.max_sequences} sequences"
+    if not beside:
+        each = format_bytes(needs.slot_bytes)
+        return (
+            f"{slots} needs {format_bytes(live)} on each rank ({each} a sequence, and one more "
+            "slot is reserved)"
+        )
+    others = f" beside {format_bytes(live)} for {slots}" if live else ""
     return (
-        f"one sequence of {needs.context_length} tokens needs {format_bytes(per_sequence)} of KV "
-        f"cache on each rank, the budget is {format_bytes(limit)}. Raise the budget to "
-        f"{format_bytes(per_sequence + needs.block_bytes)}, or lower the context to {fits} tokens, "
-        f"or use more ranks"
+        f"one sequence of {needs.context_length} tokens needs {per_sequence} of KV cache on each "
+        f"rank{others}"
     )

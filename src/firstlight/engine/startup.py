@@ -14,7 +14,7 @@ from firstlight.engine.gate import GateResult, compare_answers, fit_answers
 from firstlight.engine.ranks import RankGroup, free_rendezvous
 from firstlight.engine.self_test import Served, decoding_request, scoring_request, serve_to_end
 from firstlight.engine.settings import EngineSettings
-from firstlight.engine.sizing import CacheNeeds, cache_needs, num_blocks
+from firstlight.engine.sizing import CacheNeeds, CachePlan, cache_needs, plan_caches
 from firstlight.engine.socket_folder import make_socket_folder
 from firstlight.engine.timeline import Timeline
 from firstlight.errors import CheckFailed
@@ -87,8 +87,8 @@ class Startup:
         with timeline.phase("load weights"):
             loaded = self._collect_loaded(self.ranks)
         with timeline.phase("allocate caches"):
-            blocks = self._allocate_caches(self.ranks, needs, loaded)
-        scheduler, cache = self._make_scheduler(spec, context_length, blocks, loaded)
+            plan = self._allocate_caches(self.ranks, needs, loaded)
+        scheduler, cache = self._make_scheduler(spec, context_length, plan, loaded)
         running = Running(self.ranks, scheduler, cache, spec, context_length, self._facts)
         with timeline.phase("warm up"):
             self._warm_up(running)
@@ -140,12 +140,12 @@ class Startup:
 
     def _allocate_caches(
         self, ranks: RankGroup, needs: CacheNeeds, loaded: list[RankLoaded]
-    ) -> int:
+    ) -> CachePlan:
         settings = self._settings
         # Ranks of one CPU share its memory; each may take its part of what the last one saw.
         available = min(report.available_bytes for report in loaded) // settings.tp
-        blocks = num_blocks(needs, available=available, budget=settings.kv_budget_bytes)
-        ranks.send(AllocateCaches(blocks))
+        plan = plan_caches(needs, available=available, budget=settings.kv_budget_bytes)
+        ranks.send(AllocateCaches(plan.num_blocks, plan.num_slots))
         for report in ranks.collect(CachesAllocated):
             self._recorder.record(
                 MemoryMeasured(
@@ -154,26 +154,45 @@ class Startup:
                     actual_bytes=report.allocated_bytes,
                 )
             )
-            if report.allocated_bytes != report.planned_bytes:
+            if not report.allocated_bytes == report.planned_bytes == plan.num_bytes:
                 raise CheckFailed(
-                    f"rank {report.rank} allocated {format_bytes(report.allocated_bytes)} of KV "
-                    f"cache, planned were {format_bytes(report.planned_bytes)}"
+                    f"rank {report.rank} allocated {format_bytes(report.allocated_bytes)} of "
+                    f"caches and planned {format_bytes(report.planned_bytes)}; the engine split "
+                    f"its budget for {format_bytes(plan.num_bytes)}"
                 )
-        total = blocks * needs.block_bytes
-        self._recorder.record(CacheState(pool="kv", used_bytes=0, total_bytes=total))
-        self._facts["kv_bytes_per_rank"] = total
-        self._facts["kv_tokens"] = (blocks - 1) * settings.block_size
-        return blocks
+        self._note_caches(needs, plan)
+        return plan
+
+    def _note_caches(self, needs: CacheNeeds, plan: CachePlan) -> None:
+        """Facts and gauges of caches that are allocated; those of slots only where there are some.
+
+        Slots and blocks are bytes of one rank, the null ones included.
+        """
+        facts = self._facts
+        self._recorder.record(CacheState(pool="kv", used_bytes=0, total_bytes=plan.paged_bytes))
+        facts["kv_bytes_per_rank"] = plan.paged_bytes
+        facts["kv_tokens"] = (plan.num_blocks - 1) * needs.block_size
+        for kind, size in needs.block_bytes_by_kind.items():
+            facts[f"{kind}_bytes_per_rank"] = size * plan.num_blocks
+        if plan.num_slots:
+            self._recorder.record(
+                CacheState(pool="recurrent", used_bytes=0, total_bytes=plan.slot_bytes)
+            )
+            facts["recurrent_bytes_per_rank"] = plan.slot_bytes
+            facts["recurrent_bytes_per_sequence"] = needs.slot_bytes
+            facts["recurrent_slots"] = plan.num_slots - 1
+            facts["snapshot_slots"] = plan.num_slots - needs.live_slots
 
     def _make_scheduler(
-        self, spec: ModelSpec, context_length: int, blocks: int, loaded: list[RankLoaded]
+        self, spec: ModelSpec, context_length: int, plan: CachePlan, loaded: list[RankLoaded]
     ) -> tuple[Scheduler, CacheManager]:
         settings = self._settings
         cache = CacheManager(
             distinct_specs(spec.states),
-            num_blocks=blocks,
+            num_blocks=plan.num_blocks,
             block_size=settings.block_size,
             model_digest=loaded[0].source_digest,
+            num_slots=plan.num_slots,
         )
         limits = SchedulerSettings(
             max_sequences=settings.max_sequences,

@@ -75,6 +75,16 @@ class CacheState(msgspec.Struct, frozen=True, tag=True):
     total_bytes: int
 
 
+class SlotState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """How slots of recurrent state are used now; hits and evictions of snapshots in all."""
+
+    num_live: int
+    num_snapshots: int
+    num_empty: int
+    num_hits: int
+    num_evictions: int
+
+
 class PrefixLookup(msgspec.Struct, frozen=True, tag=True):
     """A prompt of `num_tokens` was looked up and `num_hit` of them were found."""
 
@@ -124,6 +134,7 @@ Event = (
     | StepDone
     | QueueState
     | CacheState
+    | SlotState
     | PrefixLookup
     | Preempted
     | NanRows

@@ -126,6 +126,14 @@ class Series:
         self._set("cache_total_bytes", event.total_bytes, event.pool)
 
     @_fold.register
+    def _(self, event: events.SlotState) -> None:
+        self._set("recurrent_slots", event.num_live, "live")
+        self._set("recurrent_slots", event.num_snapshots, "snapshot")
+        self._set("recurrent_slots", event.num_empty, "empty")
+        self._set("snapshot_hits_total", event.num_hits)
+        self._set("snapshot_evictions_total", event.num_evictions)
+
+    @_fold.register
     def _(self, event: events.PrefixLookup) -> None:
         assert 0 <= event.num_hit <= event.num_tokens, "more prefix tokens found than looked up"
         self._add("prefix_lookup_tokens_total", event.num_tokens)

@@ -56,6 +56,11 @@ _ROWS: tuple[Metric, ...] = (
     Metric("batch_requests", "histogram", "1", "Requests computed in one step", (), _TOKENS),
     Metric("cache_used_bytes", "gauge", "B", "Bytes in use of a cache pool", ("pool",)),
     Metric("cache_total_bytes", "gauge", "B", "Bytes of a cache pool", ("pool",)),
+    Metric(
+        "recurrent_slots", "gauge", "1", "Slots of recurrent state: live, snapshot, empty", ("use",)
+    ),
+    Metric("snapshot_hits_total", "counter", "1", "Recurrent snapshots resumed from"),
+    Metric("snapshot_evictions_total", "counter", "1", "Recurrent snapshots given up for others"),
     Metric("prefix_lookup_tokens_total", "counter", "tokens", "Prompt tokens looked up"),
     Metric("prefix_hit_tokens_total", "counter", "tokens", "Prompt tokens found when looked up"),
     Metric("prefix_hit_ratio", "gauge", "1", "Found / looked up since the start"),

@@ -14,6 +14,7 @@ from firstlight.kernels.registry import KernelSet
 from firstlight.layers.carry import finite_tokens, select_tokens
 from firstlight.layers.layer_state import LayerState
 from firstlight.runner.batch_builder import StepBatch, build_batch
+from firstlight.runner.cache_tensors import copy_slots
 from firstlight.runner.rows import RowTable
 from firstlight.runner.sampler import SampleRow, allowed_tokens, sample, token_logprobs
 from firstlight.schedule.step import (
@@ -58,7 +59,9 @@ class ModelRunner:
             return StepResult(plan.step, [], [], [], time.perf_counter() - began)
         context = self._context
         batch = build_batch(plan, self._table, context.device)
+        copy_slots(context.states, plan.restores)
         carry = context.module(batch.tokens_T, batch.packed, context.states)
+        copy_slots(context.states, plan.saves)
         failed = self._failed_rows(batch, finite_tokens(carry))
         scores = self._score_prompts(batch, carry)
         tokens = self._sample(batch, carry, plan, failed)

@@ -29,9 +29,12 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllocateCaches(msgspec.Struct, frozen=True, tag=True):
-    """Asks a rank to allocate its caches: blocks in every cache group."""
+    """Asks a rank to allocate its caches: blocks in every paged group, slots in every recurrent
+    one.
+    """
 
     num_blocks: int
+    num_slots: int
 
 
 class RunStep(msgspec.Struct, frozen=True, tag=True):

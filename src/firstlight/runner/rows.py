@@ -24,7 +24,10 @@ class Row:
 
 
 class RowTable:
-    """Rows by index, and page tables [groups, rows, pages] in int32 on the CPU."""
+    """Rows by index, and page tables [groups, rows, pages] in int32 on the CPU.
+
+    The table of a recurrent group uses one column: the slot of each sequence.
+    """
 
     def __init__(self, max_rows: int, num_groups: int, max_pages: int) -> None:
         self._rows: list[Row | None] = [None] * max_rows

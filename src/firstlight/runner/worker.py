@@ -123,7 +123,7 @@ class Rank:
         gc.freeze()  # what start-up made lives on; steps should not look at it again and again
         while not isinstance(order := self._channel.receive(), StopRank):
             if isinstance(order, AllocateCaches):
-                self._allocate(order.num_blocks)
+                self._allocate(order)
             else:
                 self._run(order)
 
@@ -159,9 +159,16 @@ class Rank:
             progress=self._report_loading,
         )
 
-    def _allocate(self, num_blocks: int) -> None:
+    def _allocate(self, order: AllocateCaches) -> None:
         settings, states = self._settings, self._source.spec.states
-        shape = CacheShape(num_blocks, settings.block_size, settings.tp, self._dtype, self._device)
+        shape = CacheShape(
+            order.num_blocks,
+            settings.block_size,
+            settings.tp,
+            self._dtype,
+            self._device,
+            order.num_slots,
+        )
         caches = allocate_states(states, shape)
         assert self._mesh is not None
         context = RunnerContext(

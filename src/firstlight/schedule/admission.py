@@ -126,6 +126,7 @@ class Hold(str, Enum):
 
     NO_ROW = "all sequence rows are taken"
     NO_TOKENS = "the step's token budget is spent"
+    NO_SLOT = "all slots of recurrent state are taken"
     CONTESTED = "a running request is short of cache blocks"
     NO_BLOCKS = "too few free cache blocks"
 
@@ -155,6 +156,11 @@ def hold_for_contest(room: Room) -> Hold | None:
     return Hold.CONTESTED if room.is_contested else None
 
 
+def hold_for_slot(cache: CacheManager) -> Hold | None:
+    """A model with recurrent state keeps it in one slot per running sequence."""
+    return None if cache.can_start else Hold.NO_SLOT
+
+
 def hold_for_blocks(room: Room, num_blocks: int) -> Hold | None:
     """All of its known tokens must fit beside what running requests still need for theirs."""
     return Hold.NO_BLOCKS if num_blocks > room.free_blocks - room.reserved_blocks else None
@@ -163,6 +169,7 @@ def hold_for_blocks(room: Room, num_blocks: int) -> Hold | None:
 def find_hold(request: Request, room: Room, cache: CacheManager) -> Hold | None:
     """The first reason why a waiting request is not admitted; the costly test comes last."""
     hold = hold_for_row(room) or hold_for_tokens(room) or hold_for_contest(room)
+    hold = hold or hold_for_slot(cache)
     if hold is not None:
         return hold
     num_tokens = min(request.num_known + 1, cache.max_tokens)

@@ -117,9 +117,9 @@ class Request:
         return self.submitted.salt
 
     @property
-    def media_digests(self) -> tuple[str, ...]:
-        """What stands behind the placeholder tokens; part of the cache key."""
-        return tuple(item.digest for item in self.submitted.media)
+    def media(self) -> tuple[MediaItem, ...]:
+        """What stands behind the placeholder tokens; part of the cache keys from there on."""
+        return self.submitted.media
 
     @property
     def may_reuse(self) -> bool:

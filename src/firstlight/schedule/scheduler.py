@@ -20,6 +20,7 @@ one finishes. Priority decides who starts and who yields; nobody is stopped for 
 
 from collections.abc import Iterable
 
+from firstlight.cache.cache_group import SlotCopy
 from firstlight.cache.manager import CacheManager
 from firstlight.schedule.admission import Entrance, Hold, Room, find_hold, find_refusal
 from firstlight.schedule.answers import Answers, RequestUpdate
@@ -108,7 +109,11 @@ class Scheduler:
         self._admit(draft, prompts)
         assert draft.steps, "there are requests and none advances"
         self._under_way = draft
-        return draft.to_plan(self._rows.take_released())
+        return draft.to_plan(
+            self._rows.take_released(),
+            restores=self._cache.take_restores(),
+            saves=self._make_snapshots(draft),
+        )
 
     def update(self, result: StepResult) -> list[RequestUpdate]:
         """Takes in what the step under way computed; returns what is new, request by request.
@@ -152,8 +157,7 @@ class Scheduler:
 
     def _advance(self, request: Request, draft: StepDraft) -> None:
         """Plans as many of its tokens as chunk and budget allow, if it gets the blocks for them."""
-        pending = len(request.token_ids) - request.num_computed
-        count = min(pending, self._settings.chunk_tokens, draft.budget)
+        count = self._count(request, draft)
         if count < 1 or request.state is not RequestState.RUNNING:
             return  # the budget is spent, or it was preempted in this very step
         num_tokens = request.num_computed + count
@@ -163,6 +167,22 @@ class Scheduler:
             blocks = self._grow_by_preempting(request, num_tokens, draft)
         if blocks is not None:
             draft.add(request, count, blocks)
+
+    def _count(self, request: Request, draft: StepDraft) -> int:
+        """Pending tokens within chunk and budget, but none beyond the point of a snapshot."""
+        pending = len(request.token_ids) - request.num_computed
+        point = self._cache.snapshot_point(request)
+        if point is not None:
+            pending = point - request.num_computed
+        return min(pending, self._settings.chunk_tokens, draft.budget)
+
+    def _make_snapshots(self, draft: StepDraft) -> list[SlotCopy]:
+        """Keeps the recurrent state of requests that this step brings to their snapshot point.
+
+        Last of all, so that no snapshot takes the slot of a newcomer or of one that yields.
+        """
+        steps, save = draft.steps.items(), self._cache.save
+        return [copy for request, s in steps for copy in save(request, s.start + s.count)]
 
     def _grow_by_preempting(
         self, request: Request, num_tokens: int, draft: StepDraft
@@ -227,7 +247,7 @@ class Scheduler:
         """Gives a waiting request row and blocks; plans its first tokens behind the cached ones."""
         self._waiting.remove(request)
         request.num_computed = self._cache.lookup(request)
-        count = min(request.num_pending, self._settings.chunk_tokens, draft.budget)
+        count = self._count(request, draft)
         blocks = self._cache.grow(request, request.num_computed + count)
         assert blocks is not None, f"{request.request_id} was admitted without blocks"
         self._tally.start(request)

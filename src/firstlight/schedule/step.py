@@ -63,7 +63,8 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step of every rank. `released` rows are dropped before the step begins.
 
-    `restores` are carried out before the first token is computed, `saves` after the last one.
+    `restores` are carried out before the first token is computed, `saves` after the last one; each
+    list reads all its sources before it writes a target.
     `masks` limit the rows they name; other rows may sample anything.
     """
 

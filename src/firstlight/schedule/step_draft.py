@@ -1,7 +1,10 @@
 """Owns a plan while it is made, and whose each of its steps is; takes no decision."""
 
+from collections.abc import Iterable
+
+from firstlight.cache.cache_group import SlotCopy
 from firstlight.schedule.request import Request
-from firstlight.schedule.step import NewSequence, SequenceStep, StepPlan
+from firstlight.schedule.step import NewSequence, SequenceStep, StateCopy, StepPlan
 
 
 class StepDraft:
@@ -36,7 +39,13 @@ class StepDraft:
         tokens = list(request.token_ids)
         self._new.append(
             NewSequence(
-                request.row, request.request_id, tokens, request.num_prompt, request.params, blocks
+                request.row,
+                request.request_id,
+                tokens,
+                request.num_prompt,
+                request.params,
+                blocks,
+                tuple(m for m in request.media if m.first + m.count > request.num_computed),
             )
         )
         request.num_sent = len(tokens)
@@ -48,6 +57,19 @@ class StepDraft:
         if step is not None:
             self.budget += step.count
 
-    def to_plan(self, released: list[int]) -> StepPlan:
+    def to_plan(
+        self,
+        released: list[int],
+        *,
+        restores: Iterable[SlotCopy] = (),
+        saves: Iterable[SlotCopy] = (),
+    ) -> StepPlan:
         """The record for the ranks."""
-        return StepPlan(self.number, self._new, list(self.steps.values()), released)
+        return StepPlan(
+            self.number,
+            self._new,
+            list(self.steps.values()),
+            released,
+            restores=[StateCopy(*copy) for copy in restores],
+            saves=[StateCopy(*copy) for copy in saves],
+        )

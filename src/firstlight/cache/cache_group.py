@@ -1,0 +1,115 @@
+"""Owns the records and questions that cache groups share, whatever kind of state they hold.
+
+Knows no tensor, no request and no policy. A unit is what one group hands out: a block of a paged
+group, a slot of a recurrent one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from firstlight.cache.prefix_index import PrefixChain
+
+RECURRENT = "recurrent"
+
+
+class GroupUsage(NamedTuple):
+    """Units of one group: usable = used + cached (free, still findable) + empty.
+
+    `hits` and `evictions` count units since the start: found for a request, and findable ones that
+    were taken for something else.
+    """
+
+    kind: str
+    usable: int
+    used: int
+    cached: int
+    empty: int
+    hits: int
+    evictions: int
+
+
+@dataclass(frozen=True)
+class CacheUsage:
+    """A picture of the cache: `num_requests` hold blocks; `groups` are in spec order."""
+
+    block_size: int
+    num_requests: int
+    groups: tuple[GroupUsage, ...]
+
+    @property
+    def used_share(self) -> float:
+        """Share of the blocks in use, 0 to 1, in the fullest paged group."""
+        return max(g.used / g.usable for g in self.groups if g.kind != RECURRENT)
+
+    @property
+    def slots(self) -> GroupUsage | None:
+        """The recurrent group with most live slots; None without recurrent state."""
+        groups = [group for group in self.groups if group.kind == RECURRENT]
+        return max(groups, key=lambda group: group.used, default=None)
+
+
+class SlotCopy(NamedTuple):
+    """The content of slot `source` of a recurrent group is to be copied to slot `target`."""
+
+    group: int
+    source: int
+    target: int
+
+
+class CacheGroup(Protocol):
+    """What the manager asks of a group; counts are units of it unless they say tokens or blocks."""
+
+    @property
+    def num_usable(self) -> int:
+        """Units that requests may hold."""
+        ...
+
+    @property
+    def num_free(self) -> int:
+        """Units that can be taken now, cached ones included."""
+        ...
+
+    def reusable_tokens(self, chain: PrefixChain, at_most: int) -> int:
+        """The longest prefix of at most so many tokens whose state this group has."""
+        ...
+
+    def cost(self, chain: PrefixChain, num_shared: int, num_blocks: int) -> int:
+        """Free units that `start` would take."""
+        ...
+
+    def start(
+        self, request_id: str, chain: PrefixChain, num_shared: int, num_blocks: int
+    ) -> list[int]:
+        """Opens a table for `num_blocks` blocks of tokens, the state of the first `num_shared` of
+        them found in the index.
+        """
+        ...
+
+    def extend(self, request_id: str, num_blocks: int) -> list[int]:
+        """Makes room for so many more blocks of tokens; returns the units that were added."""
+        ...
+
+    def enter(self, request_id: str, chain: PrefixChain, blocks: range) -> None:
+        """Makes what the request holds of these blocks of tokens findable."""
+        ...
+
+    def discard(self, request_id: str) -> None:
+        """Makes everything the request found or entered unfindable."""
+        ...
+
+    def release(self, request_id: str) -> None:
+        """Closes a table; what is findable of it stays so until it is taken again."""
+        ...
+
+    def table(self, request_id: str) -> Sequence[int]:
+        """The units of a request in token order."""
+        ...
+
+    def usage(self) -> GroupUsage:
+        """How many units are in which condition."""
+        ...
+
+    def check_integrity(self, num_committed: dict[str, int]) -> None:
+        """Recounts; `num_committed` says how many blocks of each request are full and clean."""
+        ...

@@ -1,0 +1,213 @@
+"""Owns the slots of one cache group whose state has one size, however long the sequence is.
+
+Knows no tensor, no other group and no policy. A slot holds the state behind a number of tokens, and
+it cannot be taken back to fewer: what is to be reused must be copied while it is that state.
+
+    tokens         0 ................ N-1 | N ........... n-1        N = k * B
+    live slot      ----- advances ------> state of N ---> ...
+    snapshot                              copy of it, found under the key of block k-1
+
+One pool holds both. A live slot belongs to a running sequence. A snapshot belongs to nobody: it is
+a free slot that can still be found, so the one unused longest goes when a slot is needed.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from firstlight.cache.block_pool import BlockPool
+from firstlight.cache.cache_group import GroupUsage, SlotCopy
+from firstlight.cache.prefix_index import PrefixChain, PrefixIndex, PrefixKey
+from firstlight.errors import OutOfBudget
+from firstlight.sharding.state_spec import StateSpec
+
+
+class Saving(NamedTuple):
+    """A snapshot that the step under way makes: of which length in blocks, and in which slot."""
+
+    num_blocks: int
+    slot: int
+
+
+@dataclass
+class Live:
+    """What a running sequence holds; `keys` are those of the snapshots it found or entered."""
+
+    slot: int
+    keys: list[PrefixKey] = field(default_factory=list)
+    saving: Saving | None = None
+
+
+class RecurrentGroup:
+    """One live slot per running sequence, and snapshots in the slots that are left.
+
+    `index` is the group's place among all groups, which copies carry.
+
+    Slot 0 is the null slot: it is never handed out, so padded rows of a batch may point at it.
+    Within one plan all restores are read before any is written, then tokens are computed, then
+    saves are copied; plans are carried out in order. A slot may therefore be given away in the very
+    plan that restores from it, and as soon as a request is cancelled whose save is under way.
+    """
+
+    def __init__(self, spec: StateSpec, *, index: int, num_slots: int, block_size: int) -> None:
+        if num_slots < 2:
+            raise OutOfBudget(
+                f"{num_slots} slots of {spec.kind} state cannot serve a sequence: slot 0 is "
+                "reserved, so at least 2 are needed; give the cache more memory"
+            )
+        self.spec = spec
+        self._group = index
+        self._block_size = block_size
+        self._pool = BlockPool(num_slots)
+        self._index = PrefixIndex()  # snapshots
+        self._lengths: dict[int, int] = {}  # blocks of tokens behind each snapshot
+        self._live: dict[str, Live] = {}
+        self._restores: list[SlotCopy] = []
+        self._num_hits = 0
+        self._num_evictions = 0
+
+    @property
+    def num_usable(self) -> int:
+        """Slots that can be live."""
+        return self._pool.num_usable
+
+    @property
+    def num_free(self) -> int:
+        """Slots that can be taken now, those of snapshots included."""
+        return self._pool.num_free
+
+    def reusable_tokens(self, chain: PrefixChain, at_most: int) -> int:
+        """The longest snapshot of the prefix. There are few of them, so each is compared."""
+        most = at_most // self._block_size
+        lengths = set(self._lengths.values())
+        for num_blocks in sorted((n for n in lengths if n <= most), reverse=True):
+            if self.has_snapshot(chain, num_blocks):
+                return num_blocks * self._block_size
+        return 0
+
+    def has_snapshot(self, chain: PrefixChain, num_blocks: int) -> bool:
+        """Whether the state behind the first `num_blocks` blocks can be found."""
+        return self._index.find(chain.key(num_blocks - 1)) is not None
+
+    def cost(self, chain: PrefixChain, num_shared: int, num_blocks: int) -> int:
+        """One live slot, whatever the length."""
+        return 1
+
+    def start(
+        self, request_id: str, chain: PrefixChain, num_shared: int, num_blocks: int
+    ) -> list[int]:
+        """Takes a live slot. When the last free slot is the snapshot to restore from, that slot
+        itself becomes live and nothing is copied.
+        """
+        assert request_id not in self._live, f"{request_id} already has a slot"
+        if num_shared == 0:
+            live = Live(self._acquire())
+        else:
+            key = chain.key(num_shared - 1)
+            source = self._index.find(key)
+            assert source is not None, "a snapshot is claimed that lookup did not report"
+            self._touch(source, keep=True)  # so that it is taken last
+            live = Live(self._acquire(), [key])
+            self._num_hits += 1
+            if live.slot != source:
+                self._restores.append(SlotCopy(self._group, source, live.slot))
+        self._live[request_id] = live
+        return [live.slot]
+
+    def extend(self, request_id: str, num_blocks: int) -> list[int]:
+        """The live slot serves any length."""
+        return []
+
+    def take_restores(self) -> list[SlotCopy]:
+        """The copies that sequences started since the last call need before their first token."""
+        restores, self._restores = self._restores, []
+        return restores
+
+    def save(self, request_id: str, chain: PrefixChain, num_blocks: int) -> SlotCopy | None:
+        """Prepares a snapshot of the state that the step under way ends with.
+
+        Returns the copy to be made after it; None when there is such a snapshot or no free slot.
+        """
+        live = self._live[request_id]
+        assert live.saving is None, f"{request_id} is saved twice in one step"
+        if self.num_free == 0 or self.has_snapshot(chain, num_blocks):
+            return None
+        live.saving = Saving(num_blocks, self._acquire())
+        return SlotCopy(self._group, live.slot, live.saving.slot)
+
+    def enter(self, request_id: str, chain: PrefixChain, blocks: range) -> None:
+        """Makes the snapshot that was under way findable, unless an equal one already is."""
+        live = self._live[request_id]
+        if live.saving is None:
+            return
+        (num_blocks, slot), live.saving = live.saving, None
+        assert num_blocks == blocks.stop, "a snapshot is entered at another length than its own"
+        key = chain.key(num_blocks - 1)
+        live.keys.append(key)
+        self._index.enter(key, slot)
+        if slot in self._index:
+            self._lengths[slot] = num_blocks
+        self._pool.release(slot, keep=slot in self._index)
+
+    def discard(self, request_id: str) -> None:
+        """Makes the snapshots the request found or entered unfindable."""
+        for key in self._live[request_id].keys:
+            slot = self._index.find(key)
+            if slot is not None:
+                self._forget(slot)
+                self._touch(slot, keep=False)
+
+    def release(self, request_id: str) -> None:
+        """Gives back the live slot and drops a snapshot that is under way."""
+        live = self._live.pop(request_id)
+        self._pool.release(live.slot, keep=False)
+        if live.saving is not None:
+            self._pool.release(live.saving.slot, keep=False)
+
+    def table(self, request_id: str) -> Sequence[int]:
+        """The live slot."""
+        return (self._live[request_id].slot,)
+
+    def usage(self) -> GroupUsage:
+        """How many slots are live or being saved to, hold a snapshot, or are empty."""
+        usable, free, cached = self._pool.num_usable, self._pool.num_free, len(self._index)
+        return GroupUsage(
+            kind=self.spec.kind,
+            usable=usable,
+            used=usable - free,
+            cached=cached,
+            empty=free - cached,
+            hits=self._num_hits,
+            evictions=self._num_evictions,
+        )
+
+    def check_integrity(self, num_committed: dict[str, int]) -> None:
+        """Recounts holders; a snapshot has none, so nobody can be writing to it."""
+        self._pool.check_integrity()
+        self._index.check_integrity()
+        assert self._live.keys() == num_committed.keys(), "slots and holdings differ"
+        lives = self._live.values()
+        holders = Counter(live.slot for live in lives)
+        holders.update(live.saving.slot for live in lives if live.saving is not None)
+        snapshots = {slot for slot in range(self._pool.num_blocks) if slot in self._index}
+        assert snapshots == self._lengths.keys(), "snapshots and their lengths differ"
+        for slot in range(self._pool.num_blocks):
+            counted, kept = holders[slot], self._pool.references(slot)
+            assert counted == kept, f"slot {slot} has {counted} holders, {kept} references kept"
+            assert counted <= (slot not in snapshots), f"slot {slot} is findable or held twice"
+        assert not self._restores, "a restore was never handed out"
+
+    def _acquire(self) -> int:
+        slot = self._pool.acquire()
+        self._num_evictions += self._forget(slot)
+        return slot
+
+    def _forget(self, slot: int) -> bool:
+        self._lengths.pop(slot, None)
+        return self._index.discard(slot)
+
+    def _touch(self, slot: int, *, keep: bool) -> None:
+        """Moves a free slot to the end that is reused last if `keep`, else next."""
+        self._pool.share(slot)
+        self._pool.release(slot, keep=keep)
