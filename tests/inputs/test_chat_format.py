@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 from firstlight.errors import ConfigError, RequestError
-from firstlight.inputs.chat_format import ChatFormat, load_chat_format
+from firstlight.inputs.chat_format import ChatFormat, RenderOptions, load_chat_format
 from firstlight.inputs.tokenizer import Tokenizer, load_tokenizer
 
 FAMILIES = ["chatml", "headers", "instruct", "thinking", "system_notes"]
@@ -347,3 +347,13 @@ def test_hostile_templates_end_in_an_error(
 ) -> None:
     with pytest.raises(RequestError):
         chat_of(byte_level, tmp_path, template).render(ASKING)
+
+
+def test_options_are_template_variables_below_the_kwargs(
+    byte_level: Backend, tmp_path: Path
+) -> None:
+    chat = chat_of(byte_level, tmp_path, "{{ reasoning_effort }}/{{ tone }}/{{ pace }}")
+    options = RenderOptions(reasoning_effort="low", template_kwargs={"tone": "dry", "pace": "slow"})
+    prompt = chat.render([{"role": "user", "content": "x"}], options=options, kwargs={"pace": "up"})
+    assert prompt.text == "low/dry/up" and prompt.image_positions == () and not prompt.thinking
+    assert chat.new_parser(thinking=False, tools=True) is None and chat.markers is None

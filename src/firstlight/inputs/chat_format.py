@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from firstlight.inputs.answer_parser import AnswerParser
-from firstlight.inputs.grammar import ElementMarkers
+from firstlight.inputs.element_markers import ElementMarkers
 from firstlight.inputs.kimi_k3.chat import KimiK3Format
 from firstlight.inputs.rendered_prompt import RenderedPrompt, RenderOptions
 from firstlight.inputs.template_format import TemplateFormat

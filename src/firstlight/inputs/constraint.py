@@ -28,7 +28,7 @@ class ConstraintFactory:
         """Compiles the grammar; raises RequestError with what is wrong in it."""
         problem = LLMatcher.validate_grammar(grammar, self._tokenizer)
         if problem:
-            raise RequestError(f"the grammar cannot be kept to: {problem}", code="bad_grammar")
+            raise _refusal(problem)
 
     def constraint(self, grammar: str) -> "TokenConstraint":
         """A constraint at the beginning of an answer; raises RequestError for a bad grammar."""
@@ -65,9 +65,13 @@ class TokenConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise RequestError(
-                f"the grammar cannot be kept to: {self._matcher.get_error()}", code="bad_grammar"
-            )
+            raise _refusal(self._matcher.get_error())
+
+
+def _refusal(problem: str) -> RequestError:
+    """The library's first line; behind it come its state and the whole grammar."""
+    reason = problem.partition("<state>")[0].strip().partition("\n")[0]
+    return RequestError(f"the grammar cannot be kept to: {reason}", code="bad_grammar")
 
 
 class _Vocabulary:

@@ -7,16 +7,9 @@ from typing import Any, NamedTuple
 
 from firstlight.errors import RequestError
 from firstlight.inputs.constraint import ConstraintFactory
+from firstlight.inputs.element_markers import ElementMarkers
 from firstlight.inputs.grammar_rules import GrammarRules
 from firstlight.inputs.tool_grammar import add_calls
-
-
-class ElementMarkers(NamedTuple):
-    """Ids of the tokens that mark elements: open + name + sep, close + name + sep."""
-
-    open: int
-    close: int
-    sep: int
 
 
 class GrammarRequest(NamedTuple):
@@ -54,7 +47,7 @@ def to_grammar(request: GrammarRequest) -> str:
                 '"auto" or "none"',
                 "tool_choice",
             )
-        return rules.text(start=body) if body else ""
+        return rules.text(start=body, where="response_format") if body else ""
     if not body and not limits_calls:
         return ""
     return _element_grammar(request, rules, body or rules.any_text(), names)
@@ -126,18 +119,19 @@ def _element_grammar(
     markers = request.markers
     assert markers is not None, "the caller has element markers"
     free = rules.any_text()
-    opened = f"{free} {_closed(markers, 'think')} {_opened(markers, 'response')}"
-    closed = _closed(markers, "response")
+    opened = f"{free} {markers.closed('think')} {markers.opened('response')}"
+    closed = markers.closed("response")
     functions = _allowed_tools(request, names)
     several = request.parallel_tool_calls and not isinstance(request.tool_choice, Mapping)
     answer = f"{body} {closed}"
     if functions:
         calls = add_calls(rules, functions, markers, several=several)
-        tools = rules.rule(f"{_opened(markers, 'tools')} {calls} {_closed(markers, 'tools')}")
+        tools = rules.rule(f"{markers.opened('tools')} {calls} {markers.closed('tools')}")
         # A response beside calls is free: a form asked for is kept to by answers without calls.
         answer = f"{free} {closed} {tools}" + ("" if names is not None else f" | {answer}")
     whole = f"{opened if request.thinking else ''} {rules.rule(answer)}"
-    return rules.text(start=f"{whole} {_closed(markers, 'message')}")
+    where = "tools" if functions else "response_format"
+    return rules.text(start=f"{whole} {markers.closed('message')}", where=where)
 
 
 def _allowed_tools(request: GrammarRequest, names: list[str] | None) -> list[Mapping[str, Any]]:
@@ -145,11 +139,3 @@ def _allowed_tools(request: GrammarRequest, names: list[str] | None) -> list[Map
         return []
     functions = [_function(tool) for tool in request.tools]
     return [function for function in functions if names is None or function.get("name") in names]
-
-
-def _opened(markers: ElementMarkers, name: str) -> str:
-    return f'<[{markers.open}]> "{name}" <[{markers.sep}]>'
-
-
-def _closed(markers: ElementMarkers, name: str) -> str:
-    return f'<[{markers.close}]> "{name}" <[{markers.sep}]>'

@@ -23,10 +23,16 @@ class GrammarRules:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._any_text = ""
+        self._json_rules: dict[str, str] = {}
 
-    def text(self, *, start: str) -> str:
-        """The whole grammar, with `start` as the expression of an answer."""
-        return "\n".join([f"start: {start}", *self._lines]) + "\n"
+    def text(self, *, start: str, where: str) -> str:
+        """The whole grammar, with `start` as the expression of an answer.
+
+        Raises RequestError naming `where` when the rules do not fit together.
+        """
+        text = "\n".join([f"start: {start}", *self._lines]) + "\n"
+        self._check(text, where)
+        return text
 
     def rule(self, expression: str) -> str:
         """A rule of its own for `expression`."""
@@ -57,8 +63,10 @@ class GrammarRules:
             raise RequestError(f"{where}: the schema `false` allows no value", where)
         given = plain_value(given, where)
         expression = f"%json {json.dumps({**given, 'x-guidance': dict(_FORM)})}"
-        self._check(f"start: {expression}\n", where)
-        return self._add("json", expression)
+        if expression not in self._json_rules:
+            self._check(f"start: {expression}\n", where)
+            self._json_rules[expression] = self._add("json", expression)
+        return self._json_rules[expression]
 
     def _add(self, kind: str, expression: str) -> str:
         name = f"{kind}_{len(self._lines)}"

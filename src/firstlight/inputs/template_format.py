@@ -14,7 +14,7 @@ from firstlight.errors import RequestError
 from firstlight.inputs.answer_parser import AnswerParser
 from firstlight.inputs.chat_messages import plain_value, prepared_messages
 from firstlight.inputs.chat_template import ChatTemplate, Conversation, Rendered
-from firstlight.inputs.grammar import ElementMarkers
+from firstlight.inputs.element_markers import ElementMarkers
 from firstlight.inputs.guarded_text import Shadow
 from firstlight.inputs.rendered_prompt import RenderedPrompt, RenderOptions
 from firstlight.inputs.tokenizer import Tokenizer, load_tokenizer

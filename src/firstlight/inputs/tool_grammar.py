@@ -8,27 +8,21 @@ properties, each at most once; what is required is there.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from itertools import islice
+from typing import Any, NamedTuple
 
 from firstlight.errors import RequestError
+from firstlight.inputs.element_markers import ElementMarkers
 from firstlight.inputs.grammar_rules import GrammarRules
+from firstlight.inputs.kimi_k3.segments import escape_attribute
 
 _JSON_TYPES = ("string", "number", "boolean", "null", "object", "array")
 _MAX_REFERENCES = 16
+_MAX_WAYS = 256
+_MAX_LENGTH = 100_000
 _PATTERN_TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]", re.DOTALL)
 _ENDS = re.compile(r"(?<!\\)(?:\\\\)*\$\Z")
 _KEY = r'[^"&<>\x00-\x1f]{1,64}'
-
-
-class Markers(Protocol):
-    """Ids of the tokens that open, close and end the names of elements."""
-
-    @property
-    def open(self) -> int: ...
-    @property
-    def close(self) -> int: ...
-    @property
-    def sep(self) -> int: ...
 
 
 class _Value(NamedTuple):
@@ -39,7 +33,11 @@ class _Value(NamedTuple):
 
 
 def add_calls(
-    rules: GrammarRules, functions: Sequence[Mapping[str, Any]], markers: Markers, *, several: bool
+    rules: GrammarRules,
+    functions: Sequence[Mapping[str, Any]],
+    markers: ElementMarkers,
+    *,
+    several: bool,
 ) -> str:
     """Adds one call of one of the functions, or `several`, and returns the expression.
 
@@ -50,15 +48,12 @@ def add_calls(
     return f"{one}+" if several else one
 
 
-def escape_attribute(text: str) -> str:
-    """An attribute's value as elements write it."""
-    return text.replace("&", "&amp;").replace('"', "&quot;")
-
-
 class _Call:
     """Writes the rules of calling one function."""
 
-    def __init__(self, rules: GrammarRules, function: Mapping[str, Any], markers: Markers) -> None:
+    def __init__(
+        self, rules: GrammarRules, function: Mapping[str, Any], markers: ElementMarkers
+    ) -> None:
         self._rules, self._markers = rules, markers
         self._name = str(function.get("name"))
         self._where = f"tools: parameters of {self._name!r}"
@@ -78,7 +73,7 @@ class _Call:
         arguments = " ".join(self._arguments())
         return self._rules.rule(
             f'<[{self._markers.open}]> {head} {index} "\\"" <[{self._markers.sep}]> '
-            f"{arguments} {self._closed('call')}"
+            f"{arguments} {self._markers.closed('call')}"
         )
 
     def _arguments(self) -> Iterator[str]:
@@ -86,7 +81,7 @@ class _Call:
         properties = schema.get("properties") or {}
         required = schema.get("required") or ()
         if not isinstance(properties, Mapping) or not isinstance(required, (list, tuple)):
-            raise RequestError(f"{self._where}: properties or required are malformed", "tools")
+            raise self._refusal("properties or required are malformed")
         for key, value in properties.items():
             argument = self._argument(key, value)
             yield argument if key in required else f"({argument})?"
@@ -94,14 +89,16 @@ class _Call:
             yield f"({self._any_argument()})*"
 
     def _argument(self, key: str, schema: Any) -> str:
-        values = list(self._values(schema, _MAX_REFERENCES))
+        values = list(islice(self._values(schema, _MAX_REFERENCES), _MAX_WAYS + 1))
+        if not 1 <= len(values) <= _MAX_WAYS:
+            raise self._refusal(f"{key!r} can be written in no way, or in more than {_MAX_WAYS}")
         head = f'argument key="{escape_attribute(key)}" type="'
         written = [
             f"{json.dumps(head + value.kind + chr(34))} <[{self._markers.sep}]> {value.expression}"
             for value in values
         ]
         body = self._rules.rule(" | ".join(written))
-        return f"<[{self._markers.open}]> {body} {self._closed('argument')}"
+        return f"<[{self._markers.open}]> {body} {self._markers.closed('argument')}"
 
     def _any_argument(self) -> str:
         key = self._rules.pattern(_KEY, self._where)
@@ -112,17 +109,14 @@ class _Call:
         ]
         body = self._rules.rule(" | ".join(written))
         head = json.dumps('argument key="')
-        return f"<[{self._markers.open}]> {head} {key} {body} {self._closed('argument')}"
-
-    def _closed(self, name: str) -> str:
-        return f'<[{self._markers.close}]> "{name}" <[{self._markers.sep}]>'
+        return f"<[{self._markers.open}]> {head} {key} {body} {self._markers.closed('argument')}"
 
     def _values(self, schema: Any, references: int) -> Iterator[_Value]:
         """The ways to write a value of `schema`, one or more for each type it may have."""
         if isinstance(schema, bool):
             schema = {}
         if not isinstance(schema, Mapping):
-            raise RequestError(f"{self._where}: a property is no schema", "tools")
+            raise self._refusal("a property is no schema")
         if "$ref" in schema and references:
             yield from self._values(self._referred(schema["$ref"]), references - 1)
             return
@@ -134,15 +128,19 @@ class _Call:
         if "const" in schema or isinstance(schema.get("enum"), list):
             yield from self._listed([schema["const"]] if "const" in schema else schema["enum"])
             return
-        for kind in _types(schema):
-            yield self._typed(kind, schema)
+        kinds = schema.get("type", _JSON_TYPES)
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        if not isinstance(kinds, (list, tuple)):
+            raise self._refusal("a type is neither a name nor a list of names")
+        for kind in kinds:
+            yield self._typed(str(kind), schema)
 
     def _referred(self, reference: Any) -> Any:
         found: Any = self._schema
         for step in str(reference).removeprefix("#").strip("/").split("/"):
             name = step.replace("~1", "/").replace("~0", "~")
             if not isinstance(found, Mapping) or name not in found:
-                raise RequestError(f"{self._where}: $ref {reference!r} leads nowhere", "tools")
+                raise self._refusal(f"$ref {reference!r} leads nowhere")
             found = found[name]
         return found
 
@@ -151,6 +149,9 @@ class _Call:
             kind = next(name for name in _JSON_TYPES if _is_of(value, name))
             text = value if kind == "string" else json.dumps(value, ensure_ascii=False)
             yield _Value(kind, self._rules.literal(text))
+
+    def _refusal(self, reason: str) -> RequestError:
+        return RequestError(f"{self._where}: {reason}", "tools", "invalid_schema")
 
     def _typed(self, kind: str, schema: Mapping[str, Any]) -> _Value:
         if kind == "string":
@@ -167,13 +168,12 @@ class _Call:
         least, most = schema.get("minLength") or 0, schema.get("maxLength")
         if not least and most is None:
             return self._rules.any_text()
-        bounds = f"{{{int(least)},{'' if most is None else int(most)}}}"
+        if type(least) is not int or type(most) not in (int, type(None)):
+            raise self._refusal("minLength and maxLength must be whole numbers")
+        if max(least, most or 0) > _MAX_LENGTH:
+            raise self._refusal(f"a length is above {_MAX_LENGTH}")
+        bounds = f"{{{least},{'' if most is None else most}}}"
         return self._rules.pattern(rf"(.|\n){bounds}", self._where)
-
-
-def _types(schema: Mapping[str, Any]) -> Sequence[str]:
-    kinds = schema.get("type", _JSON_TYPES)
-    return (kinds,) if isinstance(kinds, str) else tuple(kinds)
 
 
 def _is_of(value: Any, kind: str) -> bool:

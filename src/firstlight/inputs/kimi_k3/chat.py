@@ -8,7 +8,7 @@ from typing import Any
 from firstlight.errors import ConfigError, RequestError
 from firstlight.inputs.answer_parser import AnswerParser
 from firstlight.inputs.chat_messages import num_images, plain_value, prepared_messages
-from firstlight.inputs.grammar import ElementMarkers
+from firstlight.inputs.element_markers import ElementMarkers
 from firstlight.inputs.kimi_k3.encoder import EFFORTS, EncoderOptions, chat_segments
 from firstlight.inputs.kimi_k3.parser import KimiK3Parser
 from firstlight.inputs.kimi_k3.segments import (

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from firstlight.inputs.answer_parser import AnswerDelta, ToolCall
-from firstlight.inputs.grammar import ElementMarkers
+from firstlight.inputs.element_markers import ElementMarkers
 from firstlight.inputs.kimi_k3.call_reader import CallReader
 from firstlight.inputs.kimi_k3.segments import END_OF_MESSAGE
 from firstlight.inputs.tokenizer import Tokenizer
