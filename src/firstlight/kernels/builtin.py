@@ -69,6 +69,7 @@ NATIVE_VARIANTS = {
     "greedy": BOTH[1:],
     "paged_attention": BOTH[:1],
     "rotary_paged_attention": BOTH[:1],
+    "experts_mxfp4": BOTH,
     "pack_weight_as": BOTH[:1],
     "packed_rows": BOTH[:1],
     "packed_linear": BOTH[:1],

@@ -24,5 +24,6 @@ struct Operation {
 
 std::span<const Operation> operations();
 std::span<const Operation> packed_operations();
+std::span<const Operation> expert_operations();
 
 }  // namespace firstlight

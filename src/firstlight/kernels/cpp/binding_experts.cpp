@@ -1,0 +1,85 @@
+// Owns how the arguments of experts, gated activations and residual mixing become native calls.
+// It refuses to know how anything is computed.
+//
+// Mxfp4 and Activation are named tuples of the package; their fields are read by position.
+#include "binding_calls.hpp"
+#include "binding_support.hpp"
+#include "experts.hpp"
+#include "operations.hpp"
+
+namespace firstlight {
+namespace {
+
+PyObject* field(PyObject* handle, Py_ssize_t index) {
+  require(PyTuple_Check(handle) && PyTuple_GET_SIZE(handle) == 2);
+  return PyTuple_GET_ITEM(handle, index);
+}
+
+Mxfp4Matrices matrices_of(PyObject* handle) {
+  const at::Tensor& packed = dense_of(field(handle, 0), 3, at::kByte);
+  const at::Tensor& scale = dense_of(field(handle, 1), 3, at::kByte);
+  Mxfp4Matrices matrices;
+  matrices.packed = packed.const_data_ptr<std::uint8_t>();
+  matrices.scale = scale.const_data_ptr<std::uint8_t>();
+  matrices.experts = packed.size(0);
+  matrices.rows = packed.size(1);
+  matrices.columns = packed.size(2) * 2;
+  require(matrices.columns % kGroup == 0 && matrices.rows % kGroup == 0);
+  require(scale.size(0) == matrices.experts && scale.size(1) == matrices.rows &&
+          scale.size(2) == matrices.columns / kGroup);
+  return matrices;
+}
+
+GatedActivation activation_of(PyObject* handle) {
+  GatedActivation activation;
+  activation.bent = !is_none(field(handle, 0));
+  if (!activation.bent) return activation;
+  activation.beta = static_cast<float>(number_of(field(handle, 0)));
+  activation.bends_up = !is_none(field(handle, 1));
+  if (activation.bends_up) {
+    activation.linear_beta = static_cast<float>(number_of(field(handle, 1)));
+  }
+  return activation;
+}
+
+// experts_mxfp4(x, ids, weights, w1, w3, w2, first, activation)
+PyObject* run_experts_mxfp4(Arguments arguments, Py_ssize_t, const Machine& machine) {
+  const at::Tensor& x = dense_of(arguments[0], 2);
+  const at::Tensor& ids = dense_of(arguments[1], 2, at::kLong);
+  const at::Tensor& shares = dense_of(arguments[2], 2);
+  ExpertsCall call;
+  call.w1 = matrices_of(arguments[3]);
+  call.w3 = matrices_of(arguments[4]);
+  call.w2 = matrices_of(arguments[5]);
+  call.first = integer_of(arguments[6]);
+  call.activation = activation_of(arguments[7]);
+  require(ids.size(0) == x.size(0) && shares.sizes() == ids.sizes());
+  require(call.w1.columns == x.size(1) && call.w2.rows == x.size(1) &&
+          call.w3.columns == x.size(1) && call.w3.rows == call.w1.rows &&
+          call.w2.columns == call.w1.rows);
+  require(call.w3.experts == call.w1.experts && call.w2.experts == call.w1.experts);
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  call.x = floats(x);
+  call.ids = ids.const_data_ptr<std::int64_t>();
+  call.shares = floats(shares);
+  call.tokens = x.size(0);
+  call.chosen = ids.size(1);
+  call.out = out.mutable_data_ptr<float>();
+  call.tiles = machine.amx;
+  call.threads = at::get_num_threads();
+  {
+    const WithoutInterpreterLock unlocked;
+    experts_mxfp4(call);
+  }
+  return wrap(std::move(out));
+}
+
+constexpr Operation kOperations[] = {
+    {"experts_mxfp4", 8, 8, run_experts_mxfp4},
+};
+
+}  // namespace
+
+std::span<const Operation> expert_operations() { return kOperations; }
+
+}  // namespace firstlight

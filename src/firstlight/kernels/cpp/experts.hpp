@@ -1,0 +1,66 @@
+// Owns the call record of routed MXFP4 experts and how a call is cut into jobs.
+// It refuses to know how a job is computed: two sets of kernels, vectors and tiles, do.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "activation.hpp"
+
+namespace firstlight {
+
+constexpr std::int64_t kGroup = 32;  // columns that share a scale
+
+// Matrices [experts, rows, columns]: two codes a byte, low half first, and one exponent for 32.
+struct Mxfp4Matrices {
+  const std::uint8_t *packed = nullptr, *scale = nullptr;
+  std::int64_t experts = 0, rows = 0, columns = 0;
+
+  std::int64_t row_bytes() const { return columns / 2; }
+  std::int64_t scale_bytes() const { return columns / kGroup; }
+  const std::uint8_t* packed_row(std::int64_t expert, std::int64_t row) const {
+    return packed + (expert * rows + row) * row_bytes();
+  }
+  const std::uint8_t* scale_row(std::int64_t expert, std::int64_t row) const {
+    return scale + (expert * rows + row) * scale_bytes();
+  }
+};
+
+// out = sum over a token's chosen experts at hand of share * w2 act(w1 x, w3 x).
+struct ExpertsCall {
+  const float* x = nullptr;           // [tokens, inputs]
+  const std::int64_t* ids = nullptr;  // [tokens, chosen], numbers of all experts
+  const float* shares = nullptr;      // [tokens, chosen]
+  std::int64_t tokens = 0, chosen = 0;
+  Mxfp4Matrices w1, w3, w2;           // [inner, inputs] twice, [inputs, inner]
+  std::int64_t first = 0;             // number of the first expert at hand
+  GatedActivation activation;
+  float* out = nullptr;               // [tokens, inputs]
+  bool tiles = false;
+  int threads = 1;
+
+  std::int64_t inputs() const { return w2.rows; }
+  std::int64_t inner() const { return w1.rows; }
+};
+
+// Some tokens of one expert, and where their inputs and inner activations are prepared.
+struct ExpertJob {
+  std::int64_t expert = 0, count = 0;
+  const std::int64_t* tokens = nullptr;
+  const float* shares = nullptr;
+  bool tiled = false;
+  std::uint8_t *x = nullptr, *inner = nullptr;
+};
+
+// One way to compute a job. Rows are rows of w1 and w3, or of w2.
+struct ExpertKernels {
+  std::int64_t (*prepared_bytes)(std::int64_t count, std::int64_t width);
+  void (*prepare)(const ExpertsCall& call, const ExpertJob& job);
+  void (*inner)(const ExpertsCall& call, const ExpertJob& job, std::int64_t row, std::int64_t rows);
+  void (*outer)(const ExpertsCall& call, const ExpertJob& job, std::int64_t row, std::int64_t rows);
+};
+
+extern const ExpertKernels kVectorExperts, kTileExperts;
+
+void experts_mxfp4(const ExpertsCall& call);
+
+}  // namespace firstlight
