@@ -17,10 +17,11 @@ from firstlight.kernels.builtin import builtin_kernels, machine_query, reference
 from firstlight.kernels.registry import KernelSet
 from firstlight.parallel.mesh import Mesh
 from firstlight.runner.cache_tensors import CacheShape, allocate_states
+from firstlight.runner.encoder_cache import EncoderCache, ImageEncoder
 from firstlight.runner.model_runner import ModelRunner, RunnerContext
 from firstlight.runner.rows import RowTable
 from firstlight.schedule.answers import RequestUpdate
-from firstlight.schedule.request import SamplingParams, SubmittedRequest
+from firstlight.schedule.request import MediaItem, SamplingParams, SubmittedRequest
 from firstlight.schedule.scheduler import Scheduler
 from firstlight.schedule.settings import SchedulerSettings
 from firstlight.sharding.layout import Layout
@@ -43,6 +44,7 @@ class EngineShape:
     max_batch_tokens: int = 512
     chunk_tokens: int = 128
     context_length: int = 512
+    encoder_cache_bytes: int = 1024**2
     num_slots: int = 33
 
 
@@ -69,30 +71,39 @@ class Outcome:
 
 
 class LocalEngine:
-    """One engine over one model folder, TP 1."""
+    """One engine over one model folder, TP 1. `model` is one that was loaded from it before."""
 
     def __init__(
-        self, folder: Path, shape: EngineShape | None = None, kernels: KernelSet | None = None
+        self,
+        folder: Path,
+        shape: EngineShape | None = None,
+        kernels: KernelSet | None = None,
+        model: Any = None,
     ) -> None:
         shape = shape or EngineShape()
         kernels = kernels or reference_kernels()
         source = open_source(folder)
-        options = BuildOptions(torch.float32, CPU, shape.context_length)
-        mesh = Mesh(Layout().place(0))
         self.spec = source.spec
-        self.model = assemble(
-            source.spec, source.weights, mesh=mesh, kernels=kernels, options=options
-        ).module
+        if model is None:
+            options = BuildOptions(torch.float32, CPU, shape.context_length)
+            mesh = Mesh(Layout().place(0))
+            model = assemble(
+                source.spec, source.weights, mesh=mesh, kernels=kernels, options=options
+            ).module
+        self.model = model
         cache_shape = CacheShape(
             shape.num_blocks, shape.block_size, 1, torch.float32, CPU, shape.num_slots
         )
         self.states = allocate_states(self.spec.states, cache_shape)
         pages = -(-shape.context_length // shape.block_size)
         groups = distinct_specs(self.spec.states)
-        table = RowTable(shape.max_sequences, len(groups), pages)
-        self.runner = ModelRunner(
-            RunnerContext(self.model, self.states, kernels, CPU, samples=True), table
-        )
+        self.table = RowTable(shape.max_sequences, len(groups), pages)
+        self.images: EncoderCache | None = None
+        if self.spec.reads_images:
+            encoder = ImageEncoder(self.model.encode, CPU, torch.float32)
+            self.images = EncoderCache(encoder, budget_bytes=shape.encoder_cache_bytes)
+        context = RunnerContext(self.model, self.states, kernels, CPU, True, self.images)
+        self.runner = ModelRunner(context, self.table)
         self.cache = CacheManager(
             groups,
             num_blocks=shape.num_blocks,
@@ -113,13 +124,20 @@ class LocalEngine:
         self.outcomes: dict[str, Outcome] = {}
         self._count = 0
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams) -> str:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        media: Sequence[MediaItem] = (),
+    ) -> str:
         """Queues a request and returns its id."""
         self._count += 1
         request_id = f"request-{self._count}"
         self.outcomes[request_id] = Outcome()
         self.scheduler.add(
-            SubmittedRequest(request_id=request_id, prompt_ids=list(prompt), params=params)
+            SubmittedRequest(
+                request_id=request_id, prompt_ids=list(prompt), params=params, media=tuple(media)
+            )
         )
         return request_id
 

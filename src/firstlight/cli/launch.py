@@ -24,6 +24,7 @@ from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import cache_needs, plan_caches
 from firstlight.engine.socket_folder import make_socket_folder
 from firstlight.engine.zmq_client import ZmqEngineClient
+from firstlight.errors import ConfigError
 from firstlight.models.spec import ModelSpec
 from firstlight.runner.memory import available_bytes
 from firstlight.runner.model_path import read_spec
@@ -32,6 +33,7 @@ from firstlight.sharding.layout import Layout
 from firstlight.sharding.slices import check_layout
 
 if TYPE_CHECKING:
+    from firstlight.inputs.images.load import ImageLoader
     from firstlight.server.context import AppContext
 
 WATCH_SECONDS = 0.5
@@ -124,6 +126,7 @@ def make_engine_settings(
         max_batch_tokens=settings.max_batch_tokens,
         chunk_tokens=settings.chunk_tokens,
         max_waiting=settings.max_waiting,
+        encoder_cache_bytes=settings.encoder_cache_bytes,
         check_digests=settings.check_digests,
         skip_gate=settings.skip_gate,
     )
@@ -179,7 +182,31 @@ def make_context(settings: ServeSettings, spec: ModelSpec, client: ZmqEngineClie
         limits=Limits(max_body_bytes=settings.max_body_bytes, drain_seconds=settings.drain_seconds),
         api_keys=(settings.api_key,) if settings.api_key else (),
         created=int(time.time()),
+        images=make_image_loader(settings, spec, folder) if spec.reads_images else None,
     )
+
+
+def make_image_loader(settings: ServeSettings, spec: ModelSpec, folder: Path) -> ImageLoader:
+    """Returns what loads the images of requests; `folder` holds the model's small files.
+
+    Raises ConfigError when the model does not say how pictures are preprocessed.
+    """
+    from firstlight.inputs.images.load import ImageLoader
+    from firstlight.inputs.images.policy import ImagePolicy, parse_hosts
+    from firstlight.inputs.images.preprocess_settings import FILE_NAME, read_preprocess_settings
+
+    preprocessing = read_preprocess_settings(folder)
+    if preprocessing is None:
+        raise ConfigError(f"{folder} has no {FILE_NAME}; copy it from where the model comes from")
+    policy = ImagePolicy(
+        allowed_hosts=parse_hosts(settings.image_fetch_hosts),
+        max_bytes=settings.image_max_bytes,
+        max_pixels=settings.image_max_pixels,
+        max_images=settings.images_per_request,
+        max_tokens=settings.context or spec.context_length,
+        fetch_seconds=settings.image_fetch_seconds,
+    )
+    return ImageLoader(preprocessing, policy)
 
 
 async def _watch(process: EngineProcess, client: ZmqEngineClient) -> None:

@@ -7,9 +7,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine needs, passed as one JSON argument.
 
     `model` is a store, a checkpoint folder or a GGUF file. `context_length` None is the model's
-    own, `kv_budget_bytes` None is computed from the memory that is left. `started` is the moment,
-    in seconds since the epoch, from which the start-up timeline counts. `parent_id` is the process
-    without which the engine ends; EngineProcess fills it in.
+    own, `kv_budget_bytes` None is computed from the memory that is left; a model that reads images
+    keeps `encoder_cache_bytes` of it for their features. `started` is the moment, in seconds since
+    the epoch, from which the start-up timeline counts. `parent_id` is the process without which the
+    engine ends; EngineProcess fills it in.
     """
 
     model: str
@@ -27,6 +28,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_tokens: int = 2048
     chunk_tokens: int = 512
     max_waiting: int = 1024
+    encoder_cache_bytes: int = 0
     check_digests: bool = True
     skip_gate: bool = False
     stall_seconds: float = 300.0

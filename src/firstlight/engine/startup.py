@@ -116,6 +116,7 @@ class Startup:
             block_size=settings.block_size,
             parent_id=os.getpid(),
             check_digests=settings.check_digests,
+            encoder_cache_bytes=settings.encoder_cache_bytes,
         )
         return RankGroup(common, directory, stall_seconds=settings.stall_seconds)
 

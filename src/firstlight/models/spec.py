@@ -62,6 +62,11 @@ class ModelSpec:
         return int(self.config.context_length)
 
     @property
+    def reads_images(self) -> bool:
+        """Whether the model has an encoder for images."""
+        return getattr(self.config, "vision", None) is not None
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the vocabulary, padding excluded."""
         return int(self.config.vocab_size)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from firstlight.layers.packed_batch import PackedBatch
+from firstlight.layers.packed_batch import PackedBatch, PlacedFeatures
 from firstlight.runner.rows import RowTable
 from firstlight.schedule.step import StepPlan
 
@@ -27,8 +27,16 @@ class StepBatch:
     score_spans: tuple[tuple[int, int, int, int], ...]
 
 
-def build_batch(plan: StepPlan, table: RowTable, device: torch.device) -> StepBatch:
-    """Gathers tokens, positions, bounds and page tables of a step from the rows."""
+def build_batch(
+    plan: StepPlan,
+    table: RowTable,
+    device: torch.device,
+    features: PlacedFeatures | None = None,
+) -> StepBatch:
+    """Gathers tokens, positions, bounds and page tables of a step from the rows.
+
+    `features` are those of the images of this step.
+    """
     tokens: list[int] = []
     positions: list[Tensor] = []
     bounds, contexts = [0], []
@@ -53,6 +61,7 @@ def build_batch(plan: StepPlan, table: RowTable, device: torch.device) -> StepBa
         starts_B1=torch.tensor(bounds, dtype=torch.int32, device=device),
         contexts_B=torch.tensor(contexts, dtype=torch.int32, device=device),
         tables=tuple(table.table(g, rows, device) for g in range(table.num_groups)),
+        features=features,
     )
     return StepBatch(
         tokens_T=torch.tensor(tokens, dtype=torch.int64, device=device),

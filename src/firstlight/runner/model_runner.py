@@ -15,6 +15,8 @@ from firstlight.layers.carry import finite_tokens, select_tokens
 from firstlight.layers.layer_state import LayerState
 from firstlight.runner.batch_builder import StepBatch, build_batch
 from firstlight.runner.cache_tensors import copy_slots
+from firstlight.runner.encoder_cache import EncoderCache
+from firstlight.runner.image_placement import find_placements, place_images
 from firstlight.runner.rows import RowTable
 from firstlight.runner.sampler import SampleRow, allowed_tokens, sample, token_logprobs
 from firstlight.schedule.step import (
@@ -34,13 +36,16 @@ NOT_FINITE = "the model produced numbers that are not finite (NaN or infinity)"
 
 @dataclass(frozen=True)
 class RunnerContext:
-    """What a runner works with. `samples` is true on the rank that holds whole logits."""
+    """What a runner works with. `samples` is true on the rank that holds whole logits; `images` is
+    None for a model that reads none.
+    """
 
     module: Any
     states: Sequence[LayerState]
     kernels: KernelSet
     device: torch.device
     samples: bool
+    images: EncoderCache | None = None
 
 
 class ModelRunner:
@@ -58,11 +63,14 @@ class ModelRunner:
         if not plan.steps:
             return StepResult(plan.step, [], [], [], time.perf_counter() - began)
         context = self._context
-        batch = build_batch(plan, self._table, context.device)
+        placements = find_placements(plan, self._table)
+        placed = place_images(placements, context.images, context.device)
+        batch = build_batch(plan, self._table, context.device, placed.features)
         copy_slots(context.states, plan.restores)
         carry = context.module(batch.tokens_T, batch.packed, context.states)
         copy_slots(context.states, plan.saves)
-        failed = self._failed_rows(batch, finite_tokens(carry))
+        self._table.drop_computed_images(plan)
+        failed = {**self._failed_rows(batch, finite_tokens(carry)), **placed.failed}
         scores = self._score_prompts(batch, carry)
         tokens = self._sample(batch, carry, plan, failed)
         return StepResult(

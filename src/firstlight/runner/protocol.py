@@ -25,6 +25,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     parent_id: int
     check_digests: bool = True
+    encoder_cache_bytes: int = 0
     seconds_to_join: int = 60
 
 

@@ -13,14 +13,38 @@ from firstlight.schedule.step import NewSequence, SequenceStep, StepPlan
 
 
 @dataclass
+class RowImage:
+    """An image behind the placeholder tokens [first, first + count) of a sequence.
+
+    `features_MD` are kept from the first step that needs them until its last token is computed.
+    """
+
+    first: int
+    count: int
+    digest: str
+    grid: tuple[int, int, int]
+    patches: bytes
+    features_MD: Tensor | None = None
+
+    @property
+    def stop(self) -> int:
+        """The position behind its last token."""
+        return self.first + self.count
+
+
+@dataclass
 class Row:
-    """One sequence on this rank. `num_prompt` tells prompt from output."""
+    """One sequence on this rank. `num_prompt` tells prompt from output.
+
+    `images` are those whose tokens are not all computed.
+    """
 
     request_id: str
     token_ids: list[int]
     num_prompt: int
     params: SamplingParams
     num_pages: list[int] = field(default_factory=list)
+    images: list[RowImage] = field(default_factory=list)
 
 
 class RowTable:
@@ -47,6 +71,15 @@ class RowTable:
         for step in plan.steps:
             self._extend(step)
 
+    def drop_computed_images(self, plan: StepPlan) -> None:
+        """Forgets images behind which no token is left to compute, once the step has run.
+
+        A sequence that has to start again is sent whole again.
+        """
+        for step in plan.steps:
+            row = self[step.row]
+            row.images = [i for i in row.images if i.stop > step.start + step.count]
+
     def table(self, group: int, rows: list[int], device: torch.device) -> Tensor:
         """Returns the page tables [B, P] of these rows, P the most pages any of them has."""
         pages = max((self[r].num_pages[group] for r in rows), default=0)
@@ -64,6 +97,9 @@ class RowTable:
             sequence.request_id, list(sequence.token_ids), sequence.num_prompt, sequence.params
         )
         row.num_pages = [0] * len(sequence.blocks)
+        row.images = [
+            RowImage(m.first, m.count, m.digest, m.grid, m.patches) for m in sequence.media
+        ]
         self._rows[sequence.row] = row
         self._append_pages(sequence.row, row, sequence.blocks)
 

@@ -31,6 +31,7 @@ from firstlight.runner.cache_tensors import (
     planned_cache_bytes,
     state_bytes,
 )
+from firstlight.runner.encoder_cache import EncoderCache, ImageEncoder
 from firstlight.runner.memory import available_bytes, peak_resident_bytes
 from firstlight.runner.model_runner import ModelRunner, RunnerContext
 from firstlight.runner.parent import watch_parent
@@ -111,7 +112,7 @@ class Rank:
                 weights_planned=self._model.planned_bytes,
                 weights_allocated=self._model.allocated_bytes,
                 bytes_read=report.bytes_read,
-                available_bytes=available_bytes(),
+                available_bytes=max(0, available_bytes() - self._encoder_cache_bytes),
                 resident_bytes=resident_bytes(),
                 kernels=list(self._kernels.describe()),
                 threads=torch.get_num_threads(),
@@ -172,9 +173,16 @@ class Rank:
         caches = allocate_states(states, shape)
         assert self._mesh is not None
         context = RunnerContext(
-            self._model.module, caches, self._kernels, self._device, self._mesh.is_first
+            self._model.module,
+            caches,
+            self._kernels,
+            self._device,
+            samples=self._mesh.is_first,
+            images=self._make_encoder_cache(),
         )
-        for layer in self._model.module.layers:
+        module = self._model.module
+        encoder_layers = module.vision.blocks if self._source.spec.reads_images else ()
+        for layer in (*module.layers, *encoder_layers):
             layer.register_forward_hook(self._tell_of_long_steps)
         pages = -(-self._context_length // settings.block_size)
         table = RowTable(settings.max_sequences, len(distinct_specs(states)), pages)
@@ -182,6 +190,16 @@ class Rank:
         self._channel.send(
             CachesAllocated(settings.rank, planned_cache_bytes(states, shape), state_bytes(caches))
         )
+
+    @property
+    def _encoder_cache_bytes(self) -> int:
+        return self._settings.encoder_cache_bytes if self._source.spec.reads_images else 0
+
+    def _make_encoder_cache(self) -> EncoderCache | None:
+        if not self._source.spec.reads_images:
+            return None
+        encoder = ImageEncoder(self._model.module.encode, self._device, self._dtype)
+        return EncoderCache(encoder, budget_bytes=self._encoder_cache_bytes)
 
     def _tell_of_long_steps(self, *_: Any) -> None:
         """A step may take minutes on a slow device; who moves from layer to layer is not hung."""

@@ -61,6 +61,24 @@ class ServeSettings:
     drain_seconds: float = setting(30.0, "time for running requests at shutdown", minimum=0)
     log_level: str = setting("info", "least level logged", choices=LOG_LEVELS)
     max_body_bytes: int = setting(16 * 1024**2, "largest request body", kind="bytes", minimum=1024)
+    image_fetch_hosts: str = setting(
+        "",
+        "hosts images are fetched from, like images.example.org,*.example.net; empty for none",
+    )
+    image_fetch_seconds: float = setting(10.0, "time to fetch one image", minimum=0)
+    image_max_bytes: int = setting(
+        10 * 1024**2, "largest image file taken", kind="bytes", minimum=1
+    )
+    image_max_pixels: int = setting(
+        64_000_000, "most pixels an image may have", kind="count", minimum=1
+    )
+    images_per_request: int = setting(32, "images one request may have", minimum=0)
+    encoder_cache_bytes: int = setting(
+        256 * 1024**2,
+        "bytes for features of images seen before, on each rank",
+        kind="bytes",
+        minimum=0,
+    )
     skip_gate: bool = setting(False, "report ready without known answers (never in production)")
     check_digests: bool = setting(True, "check the store's digests while loading")
 
