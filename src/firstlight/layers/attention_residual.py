@@ -37,6 +37,7 @@ class ResidualMix(nn.Module):
         """Returns the mix [T, D]; with an empty bank it is the running sum itself."""
         if carry.bank_TBD.shape[1] == 0:
             return carry.sum_TD
-        query_D = self.norm.float() * self.query.float().squeeze(0)
+        wide = torch.promote_types(self.norm.dtype, torch.float32)
+        query_D = self.norm.to(wide) * self.query.to(wide).squeeze(0)
         out: Tensor = self.kernels.residual_mix(carry.bank_TBD, carry.sum_TD, query_D, self.epsilon)
         return out

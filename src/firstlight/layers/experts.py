@@ -72,6 +72,7 @@ class DenseExperts(nn.Module):
         self.w3 = nn.Parameter(torch.zeros(inward))
         self.w2 = nn.Parameter(torch.zeros(shape.experts, shape.inner, shape.width))
         self.first = 0
+        self.shape = shape
         self.activation = shape.activation
         self.kernels = kernels
 
@@ -96,6 +97,7 @@ class Mxfp4Experts(nn.Module):
             self._register(f"{name}_packed", (shape.experts, rows, columns // 2))
             self._register(f"{name}_scale", (shape.experts, rows, columns // GROUP))
         self.first = 0
+        self.shape = shape
         self.activation = shape.activation
         self.kernels = kernels
 
@@ -116,11 +118,11 @@ class Mxfp4Experts(nn.Module):
         return out
 
 
-def to_dense(module: Mxfp4Experts, shape: ExpertShape, dtype: torch.dtype) -> DenseExperts:
-    """Returns trainable experts of the same values; `shape` is that of the experts at hand."""
+def to_dense(module: Mxfp4Experts, dtype: torch.dtype) -> DenseExperts:
+    """Returns experts of the same values as float matrices, which have gradients."""
+    w1_EFL, w2_ELF, w3_EFL = (from_mxfp4(module.matrix(n), dtype) for n in ("w1", "w2", "w3"))
     with torch.device("meta"):
-        dense = DenseExperts(shape, module.kernels)
-    for name in ("w1", "w2", "w3"):
-        dense.register_parameter(name, nn.Parameter(from_mxfp4(module.matrix(name), dtype)))
+        dense = DenseExperts(module.shape, module.kernels)
+    dense.w1, dense.w2, dense.w3 = (nn.Parameter(w) for w in (w1_EFL, w2_ELF, w3_EFL))
     dense.first = module.first
     return dense

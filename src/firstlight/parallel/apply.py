@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from firstlight.layers.experts import DenseExperts, Mxfp4Experts
 from firstlight.parallel.collectives import enter_region, gather_columns, sum_over
 from firstlight.parallel.mesh import Mesh
 from firstlight.sharding.rules import ONCE, REPLICATED, Facts, RuleTable, TensorRule, expand
@@ -51,8 +52,19 @@ def apply_rules(model: nn.Module, table: RuleTable, facts: Facts, mesh: Mesh) ->
     for name in _matching(modules, table.sums):
         _make_region(modules[name], group)
         for inner, parameter in _trained_inside(model, name):
-            _share_gradient(parameter, rules[inner], facts, mesh)
+            # Experts are held by one rank each, or cut: they have no rule if they were unpacked.
+            if inner in rules and rules[inner].expert is None:
+                _share_gradient(parameter, rules[inner], facts, mesh)
+    _number_experts(model, facts, mesh)
     _cut_vocabulary(model, facts, mesh, group)
+
+
+def _number_experts(model: nn.Module, facts: Facts, mesh: Mesh) -> None:
+    """Tells modules of experts which of them this rank has: a run of equal length by EP index."""
+    per_rank = facts.num_experts // mesh.place.layout.ep
+    for module in model.modules():
+        if isinstance(module, DenseExperts | Mxfp4Experts):
+            module.first = mesh.place.ep_index * per_rank
 
 
 def _matching(modules: dict[str, nn.Module], patterns: tuple[str, ...]) -> list[str]:

@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from firstlight.kernels.reference.wide import wide
+
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
-    """Scale each row to unit root mean square in fp32, cast back, then multiply by the weight."""
-    wide_TD = x_TD.float()
+    """Scale each row to unit root mean square in fp32 or wider, cast back, then multiply by the
+    weight.
+    """
+    wide_TD = wide(x_TD)
     inverse_T1 = torch.rsqrt(wide_TD.pow(2).mean(-1, keepdim=True) + epsilon)
     return weight_D * (wide_TD * inverse_T1).to(x_TD.dtype)
 
