@@ -2,7 +2,8 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from firstlight.errors import RequestError
 from firstlight.inputs.answer_parser import Answer, whole_answer
 from firstlight.inputs.constraint import ConstraintFactory, TokenConstraint
 from firstlight.inputs.grammar import GrammarRequest, to_grammar, validate_grammar
+from firstlight.inputs.tokenizer import load_tokenizer
 from k3_text import k3_format, k3_tokenizer
 
 VOCABULARY = 640
@@ -152,6 +154,26 @@ def test_plain_answers_are_json_of_the_schema(factory: ConstraintFactory, seed: 
 def test_plain_answers_are_objects(factory: ConstraintFactory, seed: int) -> None:
     ids = walk(factory, to_grammar(GrammarRequest(AS_OBJECT)), seed)
     assert isinstance(json.loads(k3_tokenizer().decode(ids, skip_special=False)), dict)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_tokenizer_can_be_held_to_a_form_below_wider_logits(
+    family: Callable[[str], Path], seed: int
+) -> None:
+    tokenizer = load_tokenizer(family("chatml"))
+    width = tokenizer.vocab_size + 45
+    wide = ConstraintFactory(tokenizer, width, tokenizer.eos_ids)
+    constraint = wide.constraint(to_grammar(GrammarRequest(AS_SCHEMA)))
+    pick, ids = random.Random(seed), [-1]
+    while ids[-1] not in tokenizer.eos_ids:
+        mask = constraint.mask()
+        assert len(mask) == 4 * ((width + 31) // 32)
+        choices = [i for i in range(8 * len(mask)) if mask[i // 8] >> i % 8 & 1]
+        assert max(choices) < tokenizer.vocab_size
+        ends = [i for i in choices if tokenizer.token_bytes(i)[:1] in (b'"', b"}", b"]")]
+        ids.append(pick.choice(ends if ends and pick.random() < 0.4 else choices))
+        constraint.advance(ids[-1])
+    check_schema(json.loads(tokenizer.decode(ids[1:-1], skip_special=False)))
 
 
 @pytest.mark.parametrize("thinking", [True, False])

@@ -21,7 +21,7 @@ class ConstraintFactory:
         if not eos_ids:
             raise RequestError("the model has no end token, so no grammar can be kept to")
         self._vocab_size = vocab_size
-        vocabulary = TokenizerWrapper(_Vocabulary(tokenizer, eos_ids[0]))
+        vocabulary = TokenizerWrapper(_Vocabulary(tokenizer, eos_ids))
         self._tokenizer = LLTokenizer(vocabulary, n_vocab=vocab_size, eos_token=list(eos_ids))
 
     def check(self, grammar: str) -> None:
@@ -79,10 +79,10 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self.eos_token_id = eos_id
-        self.special_token_ids = sorted({*tokenizer.controls.values(), eos_id})
+        self.eos_token_id = eos_ids[0]
+        self.special_token_ids = sorted({*tokenizer.controls.values(), *eos_ids})
         self.tokens = [tokenizer.token_bytes(index) for index in range(tokenizer.vocab_size)]
 
     def __call__(self, text: bytes | str) -> list[int]:
