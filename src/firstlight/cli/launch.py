@@ -51,7 +51,7 @@ def launch(settings: ServeSettings) -> int:
 
     started = process_started()
     spec = read_spec(settings.model)
-    check_layout(spec.facts, Layout(tp=settings.tp))
+    check_layout(spec.facts, Layout(tp=settings.tp, ep=settings.ep))
     listener = bind_socket(settings.host, settings.port)
     configure_logging(settings.log_level)
     folder = make_socket_folder()
@@ -116,6 +116,7 @@ def make_engine_settings(
         api_endpoint=f"ipc://{directory}/api",
         engine_endpoint=f"ipc://{directory}/engine",
         tp=settings.tp,
+        ep=settings.ep,
         dtype=settings.dtype,
         device=device_name(settings.device),
         threads=settings.threads_per_rank(cores),

@@ -18,6 +18,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     api_endpoint: str
     engine_endpoint: str
     tp: int = 1
+    ep: int = 1
     dtype: str = "float32"
     device: str = "cpu"
     threads: int = 1

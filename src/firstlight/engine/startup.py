@@ -81,7 +81,7 @@ class Startup:
         with timeline.phase("start ranks"):
             self.ranks = self._start_ranks()
         spec = read_spec(Path(settings.model))
-        check_layout(spec.facts, Layout(tp=settings.tp))
+        check_layout(spec.facts, Layout(tp=settings.tp, ep=settings.ep))
         needs = cache_needs(settings, spec)
         context_length = needs.context_length
         with timeline.phase("load weights"):
@@ -104,6 +104,7 @@ class Startup:
         common = RankSettings(
             rank=0,
             tp=settings.tp,
+            ep=settings.ep,
             source=settings.model,
             dtype=settings.dtype,
             device=settings.device,

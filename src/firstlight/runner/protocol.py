@@ -13,6 +13,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     tp: int
+    ep: int = 1
     source: str
     dtype: str
     device: str

@@ -131,7 +131,10 @@ class Rank:
     def _join(self) -> Mesh:
         s = self._settings
         return join(
-            Layout(tp=s.tp), s.rank, init_method=s.rendezvous, timeout_seconds=s.seconds_to_join
+            Layout(tp=s.tp, ep=s.ep),
+            s.rank,
+            init_method=s.rendezvous,
+            timeout_seconds=s.seconds_to_join,
         )
 
     def _choose_kernels(self) -> KernelSet:

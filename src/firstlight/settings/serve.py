@@ -26,6 +26,9 @@ class ServeSettings:
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0 takes a free one", minimum=0)
     tp: int = setting(1, "ranks that share each layer (tensor parallel)", minimum=1)
+    ep: int = setting(
+        1, "parts experts are dealt into by number; must divide tp (expert parallel)", minimum=1
+    )
     device: str = setting("cpu", "platform to run on; auto takes the best one found")
     dtype: str = setting("float32", "type of weights in compute", choices=DTYPES)
     context: int | None = setting(
@@ -90,6 +93,10 @@ class ServeSettings:
     def _rules(self) -> list[tuple[bool, str]]:
         chunk, batch = self.chunk_tokens, self.max_batch_tokens
         return [
+            (
+                self.tp % self.ep != 0,
+                f"ep {self.ep} does not divide tp {self.tp}: experts are dealt to the same ranks",
+            ),
             (self.port > 65535, f"port {self.port} is above 65535"),
             (chunk > batch, f"chunk_tokens {chunk} exceeds max_batch_tokens {batch}"),
             (
