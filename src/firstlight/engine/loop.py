@@ -152,7 +152,7 @@ class EngineLoop:
         began = time.perf_counter()
         ranks.send(protocol.RunStep(plan))
         done = ranks.collect(protocol.StepDone, on_progress=lambda _: self._advanced())
-        result = done[0].result
+        result = protocol.joint_result(done)
         updates = scheduler.update(result)
         self._answer(updates)
         self._advanced()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from firstlight.checkpoint.known_answers import KnownCase
 from firstlight.engine.ranks import RankGroup
 from firstlight.errors import CheckFailed, RequestError
-from firstlight.runner.protocol import RunStep, StepDone
+from firstlight.runner.protocol import RunStep, StepDone, joint_result
 from firstlight.schedule.admission import RefusalCode
 from firstlight.schedule.request import SamplingParams, SubmittedRequest
 from firstlight.schedule.scheduler import Scheduler
@@ -45,7 +45,7 @@ def serve_to_end(
         ranks.send(RunStep(plan))
         done = ranks.collect(StepDone, on_progress=lambda _: on_step(()))
         on_step(done)
-        for update in scheduler.update(done[0].result):
+        for update in scheduler.update(joint_result(done)):
             if update.error is not None:
                 raise CheckFailed(f"{update.request_id}: {update.error}")
             found = served[update.request_id]

@@ -1,5 +1,7 @@
 """Owns the records between the engine process and its ranks; torch-free."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from firstlight.schedule.step import StepPlan, StepResult
@@ -90,6 +92,17 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     result: StepResult
     resident_bytes: int
     peak_bytes: int
+
+
+def joint_result(done: Sequence[StepDone]) -> StepResult:
+    """The first rank's answer with the failures of all: what one of them could not compute has
+    made the sums of the others wrong.
+    """
+    first = done[0].result
+    failed = {row.row: row for report in reversed(done) for row in report.result.failed}
+    if len(failed) == len(first.failed):
+        return first
+    return msgspec.structs.replace(first, failed=[failed[row] for row in sorted(failed)])
 
 
 class RankFailed(msgspec.Struct, frozen=True, tag=True):

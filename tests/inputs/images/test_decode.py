@@ -152,6 +152,15 @@ def test_an_orientation_note_does_not_turn_the_picture(encoded):
     assert decoded(encoded(kind="JPEG", exif=noted)).size == (40, 30)
 
 
+def test_a_jpeg_that_repeats_its_passes_without_end_is_refused(encoded):
+    data = encoded(Image.linear_gradient("L"), "JPEG", progressive=True)
+    assert decoded(data).size == (256, 256)
+    last = data.rindex(b"\xff\xda")
+    scan, end = data[last:-2], data[-2:]
+    assert decoded(data[:-2] + scan * 40 + end).size == (256, 256)
+    assert "passes" in str(refusal(data[:-2] + scan * 100 + end))
+
+
 def test_packed_text_in_a_png_does_not_unfold_without_limit(encoded):
     data = encoded()
     packed = zlib.compress(b"a" * 50_000_000)

@@ -18,6 +18,10 @@ from firstlight.inputs.images.policy import ImagePolicy, image_error
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _SUPPORTED = "PNG, JPEG, WebP, GIF or BMP"
+# A progressive JPEG may repeat its passes over all pixels at a few bytes each; cameras and editors
+# write about ten.
+MAX_PASSES = 64
+_PASS_MARKER = b"\xff\xda"
 # A JPEG of a camera with further views behind the first one.
 _SEVERAL_VIEWS = "MPO"
 _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"})
@@ -33,6 +37,8 @@ def open_image(data: bytes, policy: ImagePolicy, where: str) -> Image.Image:
     """
     if not data:
         raise image_error(where, "is empty")
+    if data.startswith(b"\xff\xd8") and data.count(_PASS_MARKER) > MAX_PASSES:
+        raise image_error(where, f"is a JPEG of more than {MAX_PASSES} passes")
     image = _guarded(lambda: Image.open(io.BytesIO(data), formats=FORMATS), where)
     width, height = image.size
     if width < 1 or height < 1:
