@@ -62,6 +62,21 @@ def assert_slices(parameters, tensors, spec, place):
     assert seen == set(parameters)
 
 
+def assert_experts(parameters, tensors, place):
+    """A rank has the experts of its own run of ids, and of each one run of its width."""
+    count = 12 // place.layout.ep
+    ids = range(place.ep_index * count, (place.ep_index + 1) * count)
+    for name in [n for n in parameters if ".experts." in n]:
+        layer, kind = name.split(".")[1], name.rpartition(".")[2]
+        letter, _, form = kind.partition("_")
+        leaf = f"{letter}.weight_{form}" if form else f"{letter}.weight"
+        source = next(n for n in tensors if f"layers.{layer}." in n and n.endswith(f".7.{leaf}"))
+        whole = torch.stack([tensors[source.replace(".7.", f".{n}.", 1)] for n in ids])
+        parts = whole.chunk(place.layout.expert_tp, dim=2 if letter == "w2" else 1)
+        wanted = parts[place.expert_tp_index].to(parameters[name].dtype)
+        assert torch.equal(parameters[name], wanted), name
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """The sources of a wide Kimi K3 and a wide Kimi Linear: {name: (checkpoint, store, tensors)}"""
@@ -94,7 +109,9 @@ def legal_layouts(draw):
 def test_any_rank_of_any_legal_layout_holds_its_part(made, name, from_store, layout, data):
     source, tensors = made[name][from_store], made[name][2]
     place = layout.place(data.draw(st.integers(0, layout.world_size - 1)))
-    assert_slices(load(source, place), tensors, source.spec, place)
+    parameters = load(source, place)
+    assert_slices(parameters, tensors, source.spec, place)
+    assert_experts(parameters, tensors, place)
 
 
 @pytest.mark.parametrize("from_store", [False, True])
