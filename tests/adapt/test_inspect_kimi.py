@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from firstlight.adapt.inspect import inspect_path
+from firstlight.adapt.shard import shard
 from firstlight.errors import BadInput
 from tiny_kimi import K3_DATA, MINIATURE
 
@@ -65,6 +66,17 @@ def test_an_index_alone_says_what_the_headers_say(bare):
         "num_bytes", "tensors_per_layer", "legal_tp", "quantisation",
     ):  # fmt: skip
         assert getattr(from_index, name) == getattr(from_headers, name), name
+
+
+def test_a_store_is_described_like_its_source(tmp_path):
+    shard(MINIATURE, tmp_path)
+    source, store = inspect_path(MINIATURE), inspect_path(tmp_path)
+    assert store.format == "store" and store.sound
+    for name in (
+        "parameters_by_part", "bytes_by_dtype", "tensors_by_dtype", "num_tensors", "quantisation",
+        "tensors_per_layer", "legal_tp", "context_length",
+    ):  # fmt: skip
+        assert getattr(store, name) == getattr(source, name), name
 
 
 def test_names_and_sizes_of_an_index_are_judged(bare):

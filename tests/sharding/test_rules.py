@@ -42,6 +42,35 @@ def test_guards_choose_by_flag_and_by_layer_set():
     assert names == ["layers.0.y", "layers.1.x", "layers.1.y"]
 
 
+def test_every_word_of_a_guard_must_hold():
+    rule = Rule("x.{layer}", "layers.{layer}.x", ("a",), when="special on")
+    sets = {"special": frozenset({1})}
+    assert len(expanded(rule, layer_sets=sets, flags=frozenset({"on"}))) == 1
+    assert expanded(rule, layer_sets=sets) == []
+
+
+def test_blocks_multiply_a_rule_and_a_prefix_begins_its_source():
+    rule = Rule("{prefix}b.{block}.w", "vision.blocks.{block}.w", ("a",))
+    tensors = expanded(rule, num_blocks=2, source_prefix="inner.")
+    assert [(t.source, t.name) for t in tensors] == [
+        ("inner.b.0.w", "vision.blocks.0.w"),
+        ("inner.b.1.w", "vision.blocks.1.w"),
+    ]
+    assert {t.unit for t in tensors} == {"vision"} and {t.layer for t in tensors} == {None}
+
+
+def test_experts_of_one_name_are_stacked_and_named_ones_are_not():
+    shared = Rule("e.{layer}.{expert}", "layers.{layer}.e", ("a",), dtype="U8", values=2)
+    apart = Rule("e.{layer}.{expert}", "layers.{layer}.e.{expert}", ("a",))
+    one = expanded(shared, num_experts=1)
+    assert [(t.stacked, t.dtype, t.values) for t in one] == [(True, "U8", 2)] * 2
+    named = expanded(apart, num_experts=2)
+    assert [(t.name, t.stacked) for t in named[:2]] == [
+        ("layers.0.e.0", False),
+        ("layers.0.e.1", False),
+    ]
+
+
 def test_experts_multiply_a_rule():
     tensors = expanded(Rule("e.{layer}.{expert}", "layers.{layer}.e", ("a",)), num_experts=3)
     assert [(t.layer, t.expert) for t in tensors] == [(n, e) for n in (0, 1) for e in (0, 1, 2)]

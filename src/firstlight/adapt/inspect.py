@@ -141,16 +141,17 @@ def _inspect_store(path: Path) -> InspectReport:
         spec = read_model_spec(config)
     except BadInput as error:
         findings.append(Finding(ERROR, str(path), str(error)))
+    stored = {source: p.dtype for p in parts for source in p.sources}  # pieces share a source
     sizes = [(p.dtype, len(p.sources) * tensor_bytes(p.dtype, p.shape)) for p in parts]
     return InspectReport(
         path=path,
         format="store",
         **_model_facts(config, spec, list(spec.tensors) if spec else []),
-        num_tensors=sum(len(p.sources) for p in parts),
+        num_tensors=len(stored),
         num_files=len(manifest.units),
         num_bytes=sum(unit.size for unit in manifest.units),
         bytes_by_dtype=_sum(sizes),
-        tensors_by_dtype=_sum((p.dtype, len(p.sources)) for p in parts),
+        tensors_by_dtype=_sum((dtype, 1) for dtype in stored.values()),
         quantisation=_quantisation(config, list(manifest.source.stored)),
         licence=manifest.licence,
         findings=tuple(findings),
