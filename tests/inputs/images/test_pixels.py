@@ -78,10 +78,9 @@ def test_patches_run_row_by_row_and_the_padding_is_black(mini):
         assert np.array_equal(patch, want)
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
 def test_a_wholly_transparent_picture_is_the_chessboard(mode, mini):
-    clear = Image.new("LA" if mode == "LA" else "RGBA", (28, 28), 0)
-    got = patches_of_image(clear.convert("PA") if mode == "PA" else clear, mini)
+    got = patches_of_image(Image.new(mode, (28, 28), 0), mini)
     assert got[0, 0, 0].tolist() == [255] * 8 + [180] * 6
     assert got[0, 2, 8].tolist() == [180] * 8 + [255] * 6
     assert got[1, 1, 0].tolist() == [180] * 2 + [255] * 8 + [180] * 4

@@ -24,7 +24,7 @@ MAX_PASSES = 64
 _PASS_MARKER = b"\xff\xda"
 # A JPEG of a camera with further views behind the first one.
 _SEVERAL_VIEWS = "MPO"
-_MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"})
+_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"})
 _DEEP_GRAY = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
 
 T = TypeVar("T")
