@@ -122,3 +122,21 @@ def test_blocks_are_what_the_counts_of_a_hybrid_cache_mean() -> None:
     usage = cache.usage()
     assert usage.used_share == 2 / 16 and cache.num_free == 14
     assert usage.slots is not None and (usage.slots.used, usage.slots.usable) == (1, 2)
+
+
+def test_groups_are_asked_until_all_agree() -> None:
+    other = RecurrentState(1, 4, 4, 12, 3)
+    cache = CacheManager(
+        (LATENT, RECURRENT, other), num_blocks=17, block_size=4, model_digest="m", num_slots=6
+    )
+    for length in (9, 13):
+        sequence = Sequence(str(length), list(range(length)))
+        while sequence.num_computed < length:
+            advance(cache, sequence)
+    chain = Sequence("x", list(range(13)))
+    assert cache.lookup(chain) == 12 and chain.prefix_chain is not None
+    for group, num_blocks in ((1, 2), (2, 3)):  # one keeps 12 tokens only, the other 8
+        held = cache._recurrent[group]
+        slot = held._index.find(chain.prefix_chain.key(num_blocks - 1))
+        assert slot is not None and held._forget(slot)
+    assert cache.lookup(chain) == 0

@@ -7,9 +7,10 @@
 
     root = H(model digest, block size, salt)
 
-A block whose tokens stand for an image has that image in its key: a in k1 and k2, not in k0. A key
-therefore names everything the content depends on, and nothing behind it: prompts that differ in a
-later image share what lies before it. Keys are 256-bit BLAKE3 digests.
+The block in which an image begins has it in its key, and through the chain so have all behind it: a
+is in k1 and k2, not in k0. A key therefore names everything the content depends on, and nothing
+behind it: prompts that differ in a later image share what lies before it. Keys are 256-bit BLAKE3
+digests.
 """
 
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ class PrefixChain:
         self, scope: PrefixScope, token_ids: Sequence[int], media: Sequence[MediaSpan] = ()
     ) -> None:
         self._token_ids = token_ids
-        # What the next block may see, the nearest at the end.
+        # Those no key names yet, the next one at the end.
         self._media_ahead = sorted(media, key=lambda span: span.first, reverse=True)
         self._block_size = scope.block_size
         self._pack = Struct(f"<{scope.block_size}I").pack
@@ -88,14 +89,13 @@ class PrefixChain:
         return keys[block_index]
 
     def _take_media(self, first: int) -> bytes:
-        """Writes the media in the block at `first`; those that go on behind it stay ahead.
+        """Writes the media that begin in the block at `first`.
 
-        The parent and the tokens before it have a fixed length, so no two blocks read alike.
+        The parent and the tokens before them have a fixed length, so no two blocks read alike.
         """
-        ahead, stop, begun = self._media_ahead, first + self._block_size, []
-        while ahead and ahead[-1].first < stop:
+        ahead, begun = self._media_ahead, []
+        while ahead and ahead[-1].first < first + self._block_size:
             begun.append(ahead.pop())
-        ahead += [span for span in reversed(begun) if span.first + span.count > stop]
         return b"".join(_SPAN.pack(s.first, s.count) + _framed(s.digest) for s in begun)
 
 
