@@ -17,6 +17,7 @@ from firstlight.cli import (
     bench,
     export,
     inspect,
+    plan,
     probe,
     serve,
     shard,
@@ -38,6 +39,7 @@ PIPE_CLOSED = 141
 VERBS: dict[str, Callable[..., Any]] = {
     "up": up.up,
     "inspect": inspect.inspect,
+    "plan": plan.plan,
     "shard": shard.shard,
     "verify": verify.verify,
     "export": export.export,

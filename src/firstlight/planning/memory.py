@@ -1,0 +1,215 @@
+"""Owns what each rank's memory will hold, component by component, and whether it fits.
+
+Components carry the names the engine measures under (`weights/0`, `kv/0`), so that a plan can be
+compared with what was allocated. Weights follow from the rule table and caches from the allocator's
+own rounding, exactly; the other components from the formulae below, which an audit may calibrate.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from firstlight.cache.manager import blocks_for
+from firstlight.planning.arrangement import Arrangement
+from firstlight.planning.hardware import Fleet
+from firstlight.planning.work import ModelWork
+from firstlight.planning.workload import PlanRules, Workload
+from firstlight.sharding.layout import Layout, stage_layers
+from firstlight.sharding.state_spec import StateSpec
+
+WEIGHTS, CACHES = "weights", "kv"
+ACTIVATIONS, ENCODER, COLLECTIVES = "activations", "encoder", "collectives"
+RESERVE = "reserve"
+COMPONENTS = (WEIGHTS, CACHES, ACTIVATIONS, ENCODER, COLLECTIVES, RESERVE)
+_FP32 = 4
+_RECURRENT = "recurrent"
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of every rank of one pipeline stage; they are equal. `parts` splits components."""
+
+    stage: int
+    ranks: range
+    components: Mapping[str, int]
+    parts: Mapping[str, Mapping[str, int]]
+    device_bytes: int
+
+    @property
+    def used(self) -> int:
+        """Bytes of all components, the reserve included."""
+        return sum(self.components.values())
+
+    @property
+    def spare(self) -> int:
+        """Bytes left; negative when it does not fit."""
+        return self.device_bytes - self.used
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory of all ranks of one replica. `sequences` run at once in each data-parallel
+    part."""
+
+    arrangement: Arrangement
+    sequences: int
+    stages: tuple[RankMemory, ...]
+
+    @property
+    def worst(self) -> RankMemory:
+        """The stage with least left."""
+        return min(self.stages, key=lambda stage: stage.spare)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank fits."""
+        return self.worst.spare >= 0
+
+    def stage_of(self, rank: int) -> RankMemory:
+        """The memory of a rank."""
+        return next(stage for stage in self.stages if rank in stage.ranks)
+
+    def predicted_bytes(self, component: str) -> int:
+        """Bytes planned for a component of a rank as the engine names it: `weights/3`.
+
+        Raises KeyError for a name that no plan has.
+        """
+        name, _, rank = component.partition("/")
+        return self.stage_of(int(rank)).components[name]
+
+
+@dataclass(frozen=True)
+class CacheNeed:
+    """What the caches of one rank must hold."""
+
+    states: Sequence[StateSpec]
+    tp: int
+    element_bytes: int
+    block_size: int
+    sequences: int
+    context: int
+    context_parallel: int = 1
+
+
+def cache_bytes(need: CacheNeed) -> dict[str, int]:
+    """Returns the bytes of a rank's caches, by kind of state, as the engine rounds them.
+
+    Every sequence has blocks for its full context, the null block and the null slot are extra, and
+    recurrent state has room for one snapshot a sequence. `context_parallel` ranks share out the
+    blocks.
+    """
+    per_sequence = blocks_for(need.context, need.block_size)
+    blocks = -(-need.sequences * per_sequence // need.context_parallel) + 1
+    slots = 2 * need.sequences + 1
+    sizes: Counter[str] = Counter()
+    for state, layers in Counter(need.states).items():
+        block = state.token_bytes(need.tp, need.element_bytes) * need.block_size
+        slot = state.sequence_bytes(need.tp, need.element_bytes)
+        sizes[state.kind] += layers * (block * blocks + slot * slots)
+    return {kind: size for kind, size in sizes.items() if size}
+
+
+def plan_memory(
+    work: ModelWork, arrangement: Arrangement, fleet: Fleet, workload: Workload, rules: PlanRules
+) -> MemoryPlan:
+    """Returns the memory of every rank under an arrangement."""
+    layout = arrangement.layout
+    sequences = -(-workload.concurrency // (arrangement.replicas * layout.dp))
+    shared = _step_bytes(work, layout, workload, rules, sequences)
+    device = int(fleet.device.memory.expected)
+    group = layout.dp * layout.tp
+    stages = []
+    for stage in range(layout.pp):
+        weights = work.table.stage_bytes(layout, stage)
+        layers = stage_layers(work.facts.num_layers, layout, stage)
+        need = CacheNeed(
+            states=work.spec.states[layers.start : layers.stop],
+            tp=layout.tp,
+            element_bytes=rules.cache_element_bytes or work.table.element_bytes,
+            block_size=rules.block_size,
+            sequences=sequences,
+            context=workload.context,
+            context_parallel=arrangement.context_parallel,
+        )
+        caches = cache_bytes(need)
+        components = {
+            WEIGHTS: sum(weights.values()),
+            CACHES: sum(caches.values()),
+            **_only_where_used(shared, layout, stage),
+            RESERVE: int(device * rules.reserve_share),
+        }
+        ranks = range(stage * group, (stage + 1) * group)
+        parts = {WEIGHTS: weights, CACHES: caches}
+        stages.append(RankMemory(stage, ranks, components, parts, device))
+    return MemoryPlan(arrangement, sequences, tuple(stages))
+
+
+def _only_where_used(shared: Mapping[str, int], layout: Layout, stage: int) -> dict[str, int]:
+    """The encoder runs in the first stage, logits are made in the last."""
+    last = stage == layout.pp - 1
+    return {
+        ACTIVATIONS: shared[ACTIVATIONS] + (shared["logits"] if last else 0),
+        ENCODER: shared[ENCODER] if stage == 0 else 0,
+        COLLECTIVES: shared[COLLECTIVES],
+    }
+
+
+def _step_bytes(
+    work: ModelWork, layout: Layout, workload: Workload, rules: PlanRules, sequences: int
+) -> dict[str, int]:
+    """Bytes that one step needs beside weights and caches; T tokens, s bytes a value.
+
+    activations: T x s x (2 x hidden x (2 + bank rows) + what the widest layer makes); logits:
+    sequences x vocabulary, as they come and in fp32; encoder: patches of the largest image x s x
+    (3 x hidden + attention width x 4 + widest layer) and the features of all images of a step;
+    collectives: the largest message twice, with the carry of a pipeline cut.
+    """
+    size, tokens = work.table.element_bytes, rules.max_batch_tokens
+    carry = work.hidden * (1 + work.bank_rows)
+    per_token = 2 * (carry + work.hidden) + _widest_layer(work, layout)
+    message = work.hidden * (layout.tp > 1 or layout.dp > 1) + carry * (layout.pp > 1)
+    if layout.dp > 1:
+        message += work.chosen * work.facts.dims.get("latent", work.hidden)
+    return {
+        ACTIVATIONS: tokens * size * per_token,
+        "logits": sequences * work.vocab * (size + _FP32),
+        ENCODER: _encoder_bytes(work, workload),
+        COLLECTIVES: 2 * tokens * size * message,
+    }
+
+
+def _widest_layer(work: ModelWork, layout: Layout) -> int:
+    """Values a token makes at most inside one layer on one rank: all outputs of its matrices."""
+    local = Layout(tp=layout.tp, dp=layout.dp, ep=layout.ep)
+    place, widest = local.place(0), 0
+    for kind in work.kinds:
+        made = 0.0
+        for matmul in kind.matmuls:
+            for index in matmul.classes:
+                tensor = work.table.classes[index].tensor
+                if tensor.name.endswith("_scale"):
+                    continue
+                cut = tensor.axis != "replicated" and tensor.dim == 0
+                if matmul.is_expert:
+                    made += work.chosen * tensor.shape[0] / (place.layout.expert_tp if cut else 1)
+                else:
+                    made += tensor.shape[0] / (layout.tp if cut else 1)
+        widest = max(widest, int(made))
+    return widest
+
+
+def _encoder_bytes(work: ModelWork, workload: Workload) -> int:
+    vision, size = work.vision, work.table.element_bytes
+    if vision is None or not workload.images:
+        return 0
+    patches = workload.image_tokens * vision.patches_per_feature
+    peak = patches * (3 * vision.hidden + 4 * vision.attention_width + vision.widest)
+    features = workload.images * workload.image_tokens * work.hidden
+    return size * (peak + features)
+
+
+def recurrent_bytes(states: Sequence[StateSpec], tp: int, element_bytes: int) -> int:
+    """Returns the bytes of one sequence's recurrent state on one rank."""
+    return sum(s.sequence_bytes(tp, element_bytes) for s in states if s.kind == _RECURRENT)
