@@ -185,6 +185,21 @@ def test_several_choices_have_calls_of_their_own(client: openai.OpenAI, k3: Any)
     assert streamed == {0: [0, 1], 1: [0, 1], 2: [0, 1]}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_call_is_given_where_several_are_not_wanted(
+    client: openai.OpenAI, k3: Any, stream: bool
+) -> None:
+    k3.engine.reply_ids = CASES["parallel_calls_with_text"]["token_ids"]
+    answer = ask(client, tools=TOOLS, parallel_tool_calls=False, stream=stream)
+    if stream:
+        _, content, calls, finish = joined(list(answer))
+    else:
+        message, finish = answer.choices[0].message, answer.choices[0].finish_reason
+        content, calls = message.content, message.tool_calls
+    assert [call.function.name for call in calls] == ["get_weather"]
+    assert (content, finish) == ("Checking.", "tool_calls")
+
+
 def test_what_an_answer_held_may_be_sent_back(client: openai.OpenAI, k3: Any) -> None:
     k3.engine.reply_ids = CASES["one_call_all_types"]["token_ids"]
     message = ask(client, tools=TOOLS).choices[0].message

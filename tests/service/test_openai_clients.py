@@ -1,6 +1,7 @@
 """OpenAI's own clients, sync and async, against a real service on two ranks."""
 
 import asyncio
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -118,3 +119,31 @@ async def test_the_async_client_at_many_places_at_once(
         found = await asyncio.gather(*(text(seed) for seed in range(12)))
     for seed in (0, 5, 11):
         assert ask(client, temperature=1, seed=seed).choices[0].message.content == found[seed]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"port": {"enum": ["east", "west"]}, "ships": {"type": "integer", "maximum": 9}},
+    "required": ["port", "ships"],
+    "additionalProperties": False,
+}
+
+
+def test_random_weights_answer_in_json_of_a_schema(client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "harbour", "schema": SCHEMA}}
+    options: Any = {"response_format": form, "max_tokens": 200, "temperature": 1, "extra_body": {}}
+    texts = {ask(client, seed=seed, **options).choices[0].message.content for seed in range(3)}
+    for text in texts:
+        found = json.loads(text)
+        assert list(found) == ["port", "ships"] and found["port"] in ("east", "west")
+        assert isinstance(found["ships"], int) and found["ships"] <= 9
+    chunks = list(ask(client, seed=0, stream=True, **options))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) in texts
+
+
+def test_a_schema_that_is_none_is_refused_and_the_service_goes_on(client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "ship"}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, response_format=form, extra_body={})
+    assert refused.value.param == "response_format"
+    assert ask(client).choices[0].message.content

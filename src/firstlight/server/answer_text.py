@@ -5,6 +5,7 @@ Knows nothing of requests or engines. Stop strings are looked for in the content
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple, Protocol
 
 from firstlight.inputs.answer_parser import AnswerDelta, AnswerParser, ToolCall
@@ -64,10 +65,16 @@ class PlainAnswer:
 
 
 class ParsedAnswer:
-    """An answer of a model whose markup tells reasoning, content and tool calls apart."""
+    """An answer of a model whose markup tells reasoning, content and tool calls apart.
 
-    def __init__(self, parser: AnswerParser, stop: tuple[str, ...]) -> None:
+    Unless `several_calls`, those after the first are left out.
+    """
+
+    def __init__(
+        self, parser: AnswerParser, stop: tuple[str, ...], *, several_calls: bool = True
+    ) -> None:
         self._parser = parser
+        self._calls_left = sys.maxsize if several_calls else 1
         self._filter = StopFilter(stop)
         self._num_content = 0
         self._num_reasoning = 0
@@ -97,6 +104,7 @@ class ParsedAnswer:
         self._num_content += len(found.content)
         text = self._filter.take(found.content)
         stopped = self._filter.stopped is not None
-        calls = () if stopped else found.calls
+        calls = () if stopped else found.calls[: self._calls_left]
+        self._calls_left -= len(calls)
         moved = found.reasoning_was_content
         return AnswerPiece(text, found.reasoning, calls, stopped, offset, moved)

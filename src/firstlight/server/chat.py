@@ -194,6 +194,7 @@ def _reader(
     def read() -> AnswerText:
         parser = chat_format.new_parser(thinking=thinking, tools=tools)
         assert parser is not None, "a chat format has a parser or has none"
-        return ParsedAnswer(parser, stop)
+        several = request.parallel_tool_calls is not False
+        return ParsedAnswer(parser, stop, several_calls=several)
 
     return read

@@ -28,7 +28,8 @@ class PlacedToken(NamedTuple):
     offset: int
 
 
-class PlacedCall(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PlacedCall:
     """A tool call: its place among the choice's calls, its id, and JSON text as arguments."""
 
     index: int

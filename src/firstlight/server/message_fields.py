@@ -60,10 +60,6 @@ Part = Annotated[
         custom_error_message="a part must be of type text or image_url",
     ),
 ]
-TextContent = Annotated[
-    Annotated[str, Tag("$text")] | Annotated[list[TextPart], Tag("$list")],
-    Discriminator(text_or_list),
-]
 Content = Annotated[
     Annotated[str, Tag("$text")] | Annotated[list[Part], Tag("$list")],
     Discriminator(text_or_list),
@@ -89,7 +85,7 @@ class InstructionMessage(StrictBody):
     """Instructions of the operator."""
 
     role: Literal["system", "developer"]
-    content: TextContent
+    content: Content
     name: str | None = None
 
 
@@ -105,7 +101,7 @@ class AssistantMessage(StrictBody):
     """What the model said earlier; the fields that are always null are those clients send back."""
 
     role: Literal["assistant"]
-    content: TextContent | None = None
+    content: Content | None = None
     name: str | None = None
     reasoning_content: str | None = Field(None, description="Models that reason want it back.")
     reasoning: str | None = Field(None, description="Another name of reasoning_content.")
