@@ -27,7 +27,10 @@ HOST_VENDOR = "host"
 
 @dataclass(frozen=True)
 class Rates:
-    """A device and its links under one set of constants; bytes and FLOP a second."""
+    """A device and its links under one set of constants; bytes and FLOP a second.
+
+    `measured`: rates are what programs reach, not what a data sheet promises.
+    """
 
     constants: Constants
     memory: float
@@ -37,14 +40,18 @@ class Rates:
     network: float
     upload: float
     island: int
+    measured: bool = False
 
     def operation(self, num_bytes: float, flops: float, *, narrow: bool = False) -> float:
         """Returns the time of one kernel: memory or arithmetic, whichever takes longer."""
         known = self.constants
-        part = min(_MOST_MEMORY, share(MEMORY_SHARE, num_bytes) * known.memory)
-        moving = num_bytes / (self.memory * part)
+        memory_share, matrix_share = known.memory, known.matrix
+        if not self.measured:
+            memory_share = min(_MOST_MEMORY, share(MEMORY_SHARE, num_bytes) * known.memory)
+            matrix_share *= share(MATRIX_SHARE, flops)
+        moving = num_bytes / (self.memory * memory_share)
         rate = self.narrow if narrow else self.matrix
-        computing = flops / (rate * share(MATRIX_SHARE, flops) * known.matrix)
+        computing = flops / (rate * matrix_share)
         return max(moving, computing, known.kernel)
 
     def all_reduce(self, num_bytes: float, ranks: int) -> float:
@@ -97,6 +104,7 @@ def rates_of(fleet: Fleet, constants: Constants, dtype: str) -> Rates:
         network=_pick(device.network_bandwidth, constants) * constants.network_share,
         upload=_pick(device.host_bandwidth, constants),
         island=fleet.island,
+        measured=device.vendor == HOST_VENDOR,
     )
 
 
