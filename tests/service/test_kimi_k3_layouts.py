@@ -1,0 +1,78 @@
+"""One store of Kimi K3 served in every layout: the prompt's log-probabilities and the answer agree
+with one rank's.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from live_service import LiveService
+
+from firstlight.adapt.shard import shard
+from firstlight.layers.packed_batch import pack_whole
+from k3_layouts import write_layout_miniature
+from k3_oracle import load_model
+
+LAYOUTS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4))
+ANSWER_TOKENS = 8
+# Twice what float32 and float64 differ by on one rank, for log-probabilities (test_kimi_layouts).
+LIMIT = 2.4e-4
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: Any) -> Path:
+    folder = tmp_path_factory.mktemp("layouts")
+    write_layout_miniature(folder / "published")
+    shard(folder / "published", folder / "store")
+    return folder / "store"
+
+
+@pytest.fixture(scope="module")
+def prompt() -> list[int]:
+    generator = torch.Generator().manual_seed(11)
+    ids: list[int] = torch.randint(0, 380, (90,), generator=generator).tolist()
+    return ids
+
+
+@pytest.fixture(scope="module")
+def expected(store: Path, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
+    """The greedy answer and the log-probability of every token after the first, without a cache."""
+    module, ids = load_model(store), list(prompt)
+    with torch.inference_mode():
+        for _ in range(ANSWER_TOKENS):
+            logits_TV = module.head(module(torch.tensor(ids), pack_whole([len(ids)])))
+            ids.append(int(logits_TV[-1].argmax()))
+        logits_TV = module.head(module(torch.tensor(ids), pack_whole([len(ids)])))
+    table_TV = logits_TV.log_softmax(-1)[:-1]
+    return ids[len(prompt) :], table_TV.gather(1, torch.tensor(ids)[1:, None]).squeeze(1)
+
+
+@pytest.mark.parametrize(("tp", "ep"), LAYOUTS)
+def test_every_layout_serves_the_same(
+    store: Path, prompt: list[int], expected: Any, tmp_path: Path, tp: int, ep: int
+) -> None:
+    flags = ("--tp", str(tp), "--ep", str(ep), "--threads", "1", "--chunk-tokens", "64")
+    service = LiveService(
+        store, tmp_path / "log", "--served-model-name", "tiny", "--kv-budget-bytes", "64MiB", *flags
+    )
+    try:
+        service.wait_ready()
+        answer = service.complete(
+            prompt,
+            max_tokens=ANSWER_TOKENS,
+            echo=True,
+            logprobs=1,
+            return_token_ids=True,
+            ignore_eos=True,
+        ).json()
+    finally:
+        service.close()
+    assert "choices" in answer, answer
+    choice = answer["choices"][0]
+    ids, logprobs = expected
+    assert choice["token_ids"] == ids
+    found = torch.tensor(choice["logprobs"]["token_logprobs"][1:])
+    assert (found - logprobs).abs().max() <= LIMIT
