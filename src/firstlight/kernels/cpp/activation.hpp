@@ -1,6 +1,8 @@
 // Owns what joins gate and up in a feed-forward, as a record and, for AVX-512, as vectors.
 // It refuses to know where gate and up come from.
 #pragma once
+#include <cstdint>
+
 #ifdef __AVX512F__
 #include "vector_math.hpp"
 #endif
@@ -13,6 +15,9 @@ struct GatedActivation {
   bool bent = false, bends_up = false;
   float beta = 1.0f, linear_beta = 1.0f;
 };
+
+void activate(const float* gate, const float* up, float* out, std::int64_t count,
+              const GatedActivation& activation, int threads);
 
 #ifdef __AVX512F__
 // tanh(x) within a few units in the last place for every x; NaN for NaN.

@@ -21,13 +21,18 @@ struct AttentionCall {
   std::int64_t tokens = 0, heads = 0, kv_heads = 0, channels = 0;
   float *keys = nullptr, *values = nullptr;  // [pages, kv_heads, slots, channels]
   std::int64_t pages = 0, slots = 0;
+  // Values have so many channels, the first ones of their rows; 0 for all. Rows of latents are keys
+  // and values at once: then `values` is `keys`, and new rows are written once.
+  std::int64_t value_channels = 0;
   const std::int32_t *starts = nullptr, *contexts = nullptr, *table = nullptr;
   std::int64_t sequences = 0, table_width = 0;
   float scale = 1.0f;
   std::int64_t window = std::numeric_limits<std::int32_t>::max();
   Rotation rotation;
-  float* out = nullptr;  // [tokens, heads, channels]
+  float* out = nullptr;  // [tokens, heads, value width]
   int threads = 1;
+
+  std::int64_t value_width() const { return value_channels > 0 ? value_channels : channels; }
 };
 
 // Throws std::out_of_range or std::invalid_argument before anything is written.

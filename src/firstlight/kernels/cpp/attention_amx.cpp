@@ -185,7 +185,7 @@ class Worker {
 
   void split_values(const float* const* rows, std::int64_t tile, std::uint8_t* target) const {
     __m512 low[16], high[16];
-    const __mmask16 mask = lanes(call_.channels - tile * 16);
+    const __mmask16 mask = lanes(call_.value_width() - tile * 16);
     const auto load = [&](const float* row) {
       return row ? _mm512_maskz_loadu_ps(mask, row + tile * 16) : _mm512_setzero_ps();
     };
@@ -298,11 +298,11 @@ class Worker {
           rows[i] = _mm512_mul_ps(_mm512_load_ps(from.values() + part * 256 + i * 16), share);
         }
         transpose_16(rows);
-        const __mmask16 mask = lanes(call_.channels - part * 16);
+        const __mmask16 mask = lanes(call_.value_width() - part * 16);
         for (std::int64_t i = 0; i < 16 && tile * 16 + i < columns_; ++i) {
           const std::int64_t column = tile * 16 + i, token = first_row_ + column / shape_.group;
           float* target =
-              call_.out + (token * call_.heads + head_of(column)) * call_.channels + part * 16;
+              call_.out + (token * call_.heads + head_of(column)) * call_.value_width() + part * 16;
           _mm512_mask_storeu_ps(target, mask, rows[i]);
         }
       }
@@ -327,6 +327,7 @@ void store_token(const AttentionCall& call, std::int64_t sequence, std::int64_t 
         ((page * call.kv_heads + head) * call.slots + position % call.slots) * call.channels;
     rotate_row(call.k + token * call.k_stride + head * call.channels, call.keys + row,
                call.channels, call.rotation, token, 1.0f);
+    if (call.values == call.keys) continue;
     const float* value = call.v + token * call.v_stride + head * call.channels;
     std::copy(value, value + call.channels, call.values + row);
   }

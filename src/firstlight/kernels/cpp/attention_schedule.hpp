@@ -39,13 +39,17 @@ struct Schedule {
     for (std::int64_t b = 0; b < call.sequences; ++b) {
       const std::int64_t length = call.starts[b + 1] - call.starts[b];
       const std::int64_t chunks = (call.contexts[b] + kChunkKeys - 1) / kChunkKeys;
-      const bool cut = length > 0 && length * shape.group <= 16 && chunks > 1;
+      // Few query columns, or a single head of keys: too few tasks otherwise.
+      const std::int64_t columns = length * shape.group;
+      const std::int64_t most = call.kv_heads == 1 ? kTaskColumns : 16;
+      const bool cut = length > 0 && columns <= most && chunks > 1;
+      const std::int64_t state_floats = (columns + 15) / 16 * shape.state();
       for (std::int64_t kv_head = 0; kv_head < call.kv_heads; ++kv_head) {
         if (cut) {
           merges.push_back({{b, kv_head, 0, length, 0, partial_floats}, chunks});
           for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
             tasks.push_back({b, kv_head, 0, length, chunk, partial_floats});
-            partial_floats += shape.state();
+            partial_floats += state_floats;
           }
         } else {
           for (std::int64_t t = 0; t < length; t += tokens_at_once) {

@@ -16,7 +16,7 @@ struct Shape {
   std::int64_t steps, channel_tiles, group;
   explicit Shape(const AttentionCall& call)
       : steps((call.channels + kStep - 1) / kStep),
-        channel_tiles((call.channels + 15) / 16),
+        channel_tiles((call.value_width() + 15) / 16),
         group(call.heads / call.kv_heads) {}
   // Floats of one column tile's state: greatest score, sum of weights, weighted values.
   std::int64_t state() const { return 32 + channel_tiles * 256; }

@@ -6,6 +6,7 @@
 #include "binding_support.hpp"
 #include "experts.hpp"
 #include "operations.hpp"
+#include "residual_mix.hpp"
 
 namespace firstlight {
 namespace {
@@ -74,8 +75,47 @@ PyObject* run_experts_mxfp4(Arguments arguments, Py_ssize_t, const Machine& mach
   return wrap(std::move(out));
 }
 
+// gated_activation(gate, up, activation)
+PyObject* run_gated_activation(Arguments arguments, Py_ssize_t, const Machine&) {
+  const at::Tensor &gate = dense_of(arguments[0], 2), &up = dense_of(arguments[1], 2);
+  require(gate.sizes() == up.sizes());
+  const GatedActivation activation = activation_of(arguments[2]);
+  at::Tensor out = at::empty(gate.sizes(), gate.options());
+  activate(floats(gate), floats(up), out.mutable_data_ptr<float>(), gate.numel(), activation,
+           at::get_num_threads());
+  return wrap(std::move(out));
+}
+
+// residual_mix(bank, current, query, epsilon)
+PyObject* run_residual_mix(Arguments arguments, Py_ssize_t, const Machine&) {
+  const at::Tensor &bank = tensor_of(arguments[0], 3), &current = dense_of(arguments[1], 2);
+  ResidualMixCall call;
+  call.tokens = current.size(0);
+  call.width = current.size(1);
+  call.rows = bank.size(1);
+  require(call.width > 0 && call.rows < kMostMixedRows && bank.size(0) == call.tokens &&
+          bank.size(2) == call.width && (bank.stride(2) == 1 || call.width == 1));
+  call.query = optional_vector(arguments[2], call.width);
+  require(call.query != nullptr);
+  call.epsilon = static_cast<float>(number_of(arguments[3]));
+  at::Tensor out = at::empty(current.sizes(), current.options());
+  call.bank = floats(bank);
+  call.token_stride = bank.stride(0);
+  call.row_stride = bank.stride(1);
+  call.current = floats(current);
+  call.out = out.mutable_data_ptr<float>();
+  call.threads = at::get_num_threads();
+  {
+    const WithoutInterpreterLock unlocked;
+    residual_mix(call);
+  }
+  return wrap(std::move(out));
+}
+
 constexpr Operation kOperations[] = {
     {"experts_mxfp4", 8, 8, run_experts_mxfp4},
+    {"gated_activation", 3, 3, run_gated_activation},
+    {"residual_mix", 4, 4, run_residual_mix},
 };
 
 }  // namespace

@@ -25,5 +25,6 @@ struct Operation {
 std::span<const Operation> operations();
 std::span<const Operation> packed_operations();
 std::span<const Operation> expert_operations();
+std::span<const Operation> sequence_operations();
 
 }  // namespace firstlight
