@@ -35,14 +35,13 @@ class Launch:
 
 
 def machines(plan: PlanFile, fleet: Fleet) -> int:
-    """Machines that one replica spreads over; an island counts as one."""
-    return -(-plan.layout.world_size // fleet.island)
+    """Machines that one replica spreads over."""
+    return -(-plan.layout.world_size // fleet.machine)
 
 
-def for_firstlight(plan: PlanFile, fleet: Fleet) -> Launch:
-    """Returns the `serve` command of one replica; degrees `serve` has no option for are a note."""
-    known = fields_of(ServeSettings)
-    wanted: dict[str, object] = {
+def serve_values(plan: PlanFile) -> dict[str, int | str]:
+    """Returns what a plan says of the settings of `serve`, by their names there."""
+    return {
         "tp": plan.tp,
         "pp": plan.pp,
         "dp": plan.dp,
@@ -55,6 +54,11 @@ def for_firstlight(plan: PlanFile, fleet: Fleet) -> Launch:
         "block_size": plan.block_size,
         "kv_budget_bytes": plan.kv_budget_bytes,
     }
+
+
+def for_firstlight(plan: PlanFile, fleet: Fleet) -> Launch:
+    """Returns the `serve` command of one replica; degrees `serve` has no option for are a note."""
+    known, wanted = fields_of(ServeSettings), serve_values(plan)
     degrees = ("pp", "dp", "ep")
     lacking = [f"{n} {wanted[n]}" for n in degrees if n not in known and wanted[n] != 1]
     options = [
@@ -78,20 +82,8 @@ def for_firstlight(plan: PlanFile, fleet: Fleet) -> Launch:
 
 
 def for_vllm(plan: PlanFile, fleet: Fleet) -> Launch:
-    """Returns one command for each machine of a replica."""
-    group = plan.tp * plan.dp
-    words = [
-        *("vllm", "serve", plan.model, "--trust-remote-code"),
-        *_degree("--tensor-parallel-size", plan.tp),
-        *_degree("--pipeline-parallel-size", plan.pp),
-        *_degree("--data-parallel-size", plan.dp),
-        *(("--enable-expert-parallel",) if plan.ep > 1 else ()),
-        *_degree("--decode-context-parallel-size", plan.context_parallel),
-        *("--max-model-len", plan.context, "--max-num-seqs", plan.sequences_per_part),
-        *("--max-num-batched-tokens", plan.max_batch_tokens, "--block-size", plan.block_size),
-        *("--gpu-memory-utilization", _share(1 - plan.reserve_share), "--dtype", plan.dtype),
-        *(("--kv-cache-dtype", "fp8") if plan.cache_element_bytes == 1 else ()),
-    ]
+    """Returns one command, or one for the first and one for every other machine of a replica."""
+    words, group = _vllm_words(plan), plan.tp * plan.dp
     notes = [] if plan.ep in (1, group) else [_whole_experts(plan.ep, group)]
     count = machines(plan, fleet)
     if count == 1:
@@ -103,6 +95,21 @@ def for_vllm(plan: PlanFile, fleet: Fleet) -> Launch:
         _command(*words, *spread, "$MACHINE", "--headless"),
     )
     return Launch("vllm", lines, tuple(notes))
+
+
+def _vllm_words(plan: PlanFile) -> list[object]:
+    return [
+        *("vllm", "serve", plan.model, "--trust-remote-code"),
+        *_degree("--tensor-parallel-size", plan.tp),
+        *_degree("--pipeline-parallel-size", plan.pp),
+        *_degree("--data-parallel-size", plan.dp),
+        *(("--enable-expert-parallel",) if plan.ep > 1 else ()),
+        *_degree("--decode-context-parallel-size", plan.context_parallel),
+        *("--max-model-len", plan.context, "--max-num-seqs", plan.sequences_per_part),
+        *("--max-num-batched-tokens", plan.max_batch_tokens, "--block-size", plan.block_size),
+        *("--gpu-memory-utilization", _share(1 - plan.reserve_share), "--dtype", plan.dtype),
+        *(("--kv-cache-dtype", "fp8") if plan.cache_element_bytes == 1 else ()),
+    ]
 
 
 def for_sglang(plan: PlanFile, fleet: Fleet) -> Launch:
@@ -136,7 +143,7 @@ def for_torchrun(plan: PlanFile, fleet: Fleet) -> Launch:
     machine.
     """
     count = machines(plan, fleet)
-    each = min(fleet.island, plan.layout.world_size)
+    each = min(fleet.machine, plan.layout.world_size)
     where = ("--standalone",) if count == 1 else _rendezvous()
     words = ("torchrun", "--nnodes", count, "--nproc-per-node", each, *where, "$PROGRAM")
     notes = (
@@ -151,14 +158,13 @@ def _rendezvous() -> tuple[str, ...]:
 
 def for_ray(plan: PlanFile, fleet: Fleet) -> Launch:
     """Returns how to join machines into a Ray cluster and the bundles of one replica."""
-    count, each = machines(plan, fleet), min(fleet.island, plan.layout.world_size)
+    count, each = machines(plan, fleet), min(fleet.machine, plan.layout.world_size)
     bundles = json.dumps([{"GPU": each}] * count)
     lines = (
         "ray start --head --port 6379  # on the first machine",
         "ray start --address $HEAD:6379  # on every other machine",
         f"# placement group: strategy STRICT_SPREAD, bundles {bundles}",
-        for_vllm(plan, Fleet(fleet.count, fleet.device, plan.layout.world_size)).lines[0]
-        + " --distributed-executor-backend ray",
+        _command(*_vllm_words(plan), "--distributed-executor-backend", "ray"),
     )
     return Launch("ray", lines, ("devices that Ray does not count need --num-gpus on `ray start`",))
 

@@ -49,13 +49,14 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     second.
 
     `island` counts the cards that reach one another over `link_bandwidth`; beyond it each has
-    `network_bandwidth`. Rates that a device lacks are None; `low_bit_rate` is that of its narrowest
-    floating-point type below 8 bits.
+    `network_bandwidth`. `machine` counts those of one host. Rates that a device lacks are None;
+    `low_bit_rate` is that of its narrowest floating-point type below 8 bits.
     """
 
     name: str
     vendor: str
     island: int
+    machine: int
     memory: Figure
     memory_bandwidth: Figure
     bf16_rate: Figure
@@ -83,6 +84,14 @@ class Fleet(msgspec.Struct, frozen=True):
     count: int
     device: Device
     island: int
+
+    @property
+    def machine(self) -> int:
+        """Cards of one host; an island that was said to be smaller than usual is a host."""
+        usual = self.device.machine
+        if 1 < self.island < self.device.island:
+            usual = min(usual, self.island)
+        return min(usual, self.count)
 
     @property
     def text(self) -> str:

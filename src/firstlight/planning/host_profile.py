@@ -35,6 +35,7 @@ def measure_host(host: Host | None = None) -> Device:
         name="cpu",
         vendor=HOST_VENDOR,
         island=max(1, found.cores),
+        machine=max(1, found.cores),
         memory=Figure(float(found.memory.available_bytes), _SOURCE),
         memory_bandwidth=bandwidth,
         bf16_rate=Figure(2 * _SIDE**3 / computing, f"{_SOURCE}, fp32"),

@@ -82,7 +82,7 @@ def _start(plan: PlanFile, fleet: Fleet, engine: str) -> str:
 
 def _limits(plan: PlanFile, fleet: Fleet) -> dict[str, str]:
     name = RESOURCES.get(fleet.device.vendor)
-    each = min(fleet.island, plan.layout.world_size)
+    each = min(fleet.machine, plan.layout.world_size)
     return {name: str(each)} if name else {"cpu": str(each)}
 
 

@@ -167,7 +167,7 @@ def cold_start(
     memory: MemoryPlan, fleet: Fleet, rules: PlanRules, expected: Speed
 ) -> tuple[Phase, ...]:
     """Returns the phases from nothing to ready; weights are read once by each rank that holds
-    them, and the ranks of one island share its storage rate.
+    them, and the ranks of one machine share its storage rate.
     """
     arrangement = memory.arrangement
     per_machine: Counter[int] = Counter()
@@ -175,7 +175,7 @@ def cold_start(
     for replica in range(arrangement.replicas):
         for stage in memory.stages:
             for rank in stage.ranks:
-                per_machine[(replica * world + rank) // fleet.island] += stage.components[WEIGHTS]
+                per_machine[(replica * world + rank) // fleet.machine] += stage.components[WEIGHTS]
     read = max(per_machine.values())
     largest = max(stage.components[WEIGHTS] for stage in memory.stages)
     reading = read / rules.storage_rate
