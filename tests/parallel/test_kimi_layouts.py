@@ -185,3 +185,27 @@ def _expert_part(whole: Tensor, name: str, layout: Layout, rank: int) -> Tensor:
     place, dim = layout.place(rank), 2 if name.endswith("w2") else 1
     experts = whole.chunk(layout.ep, 0)[place.ep_index]
     return experts.chunk(layout.expert_tp, dim)[place.expert_tp_index]
+
+
+@torch.inference_mode()
+def image_logits_of(folder: Path, layout: Layout, rank: int = 0) -> Tensor:
+    """Logits of a prompt whose tokens 2..7 are an image's features."""
+    module = load_model(folder, layout=layout, rank=rank, group=_group(layout))
+    pixels = torch.randn(24, 3, 14, 14, generator=torch.Generator().manual_seed(1))
+    rows_MD = module.encode(pixels, [(1, 4, 6)])[0]
+    batch = replace(pack_whole(LENGTHS), features=PlacedFeatures(torch.arange(2, 8), rows_MD))
+    logits: Tensor = module.head(module(batch_ids()[0], batch))
+    return logits
+
+
+def image_logits_on_rank(folder: Path, layout: Layout) -> Tensor | None:
+    logits = image_logits_of(folder, layout, dist.get_rank())
+    return logits.clone() if dist.get_rank() == 0 else None
+
+
+def test_image_prompts_do_not_depend_on_the_layout(miniature: Any, ranks: Any) -> None:
+    folder, _ = miniature
+    whole, text = image_logits_of(folder, Layout()), logits_of(folder, Layout())
+    assert (whole - text).abs().max() > 0.1  # the image is seen
+    parts = ranks(2).run(image_logits_on_rank, folder, Layout(tp=2, ep=2))
+    assert (parts[0] - whole).abs().max() <= LOGITS

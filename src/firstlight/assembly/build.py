@@ -99,6 +99,26 @@ def assemble(
     )
 
 
+def rehearse_rank(
+    spec: ModelSpec, mesh: Mesh, *, kernels: KernelSet, dtype: torch.dtype
+) -> tuple[nn.Module, int]:
+    """Builds and cuts a rank's part without storage; returns it and the bytes it would take.
+
+    What fails here would fail at a start: names, shapes, layouts, regions. Shapes and types are
+    those of a real start.
+    """
+    module = build_on_meta(spec, kernels, 1)
+    options = BuildOptions(dtype, torch.device("meta"), 1)
+    parameters = allocate(spec, mesh, options)
+    untold = set(dict(module.named_parameters())) ^ set(parameters)
+    tied = {name for name, _ in spec.family.table.tied if "tied" in spec.facts.flags}
+    assert untold <= tied, f"the rule table and the module disagree on {sorted(untold)[:20]}"
+    _set_parameters(module, parameters, spec)
+    set_trainable(module, False)
+    apply_rules(module, spec.family.table, spec.facts, mesh)
+    return module, sum(t.numel() * t.element_size() for t in parameters.values())
+
+
 def unpack_experts(module: nn.Module, dtype: torch.dtype) -> None:
     """Swaps MXFP4 experts in place for float ones of the same values: codes have no gradient."""
     for owner in list(module.modules()):
@@ -143,11 +163,7 @@ def install(module: nn.Module, parameters: Mapping[str, Tensor], spec: ModelSpec
 
     Asserts that none is left without storage: the rule table and the module must agree.
     """
-    for name, tensor in parameters.items():
-        _set_parameter(module, name, nn.Parameter(tensor, requires_grad=False))
-    if "tied" in spec.facts.flags:
-        for name, shared in spec.family.table.tied:
-            _set_parameter(module, name, module.get_parameter(shared))
+    _set_parameters(module, parameters, spec)
     empty = [n for n, p in module.named_parameters() if p.is_meta]
     assert not empty, f"parameters the rule table of {spec.family.name} does not name: {empty}"
 
@@ -162,6 +178,14 @@ def move_buffers(module: nn.Module, device: torch.device) -> None:
 def planned_bytes(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype) -> int:
     """Returns the bytes of weights the rules give to this rank."""
     return held_bytes(spec.tensors, spec.facts, mesh.place, element_bytes=dtype.itemsize)
+
+
+def _set_parameters(module: nn.Module, parameters: Mapping[str, Tensor], spec: ModelSpec) -> None:
+    for name, tensor in parameters.items():
+        _set_parameter(module, name, nn.Parameter(tensor, requires_grad=False))
+    if "tied" in spec.facts.flags:
+        for name, shared in spec.family.table.tied:
+            _set_parameter(module, name, module.get_parameter(shared))
 
 
 def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
