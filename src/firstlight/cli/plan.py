@@ -227,8 +227,12 @@ def _plan_file(given: PlanFlags, answer: Answer) -> PlanFile | None:
     if answer.memory is None:
         return None
     total = weight_table(answer.question.spec, given.dtype).total_bytes
-    folder = given.model.parent if ".json" in given.model.name else given.model
-    return plan_of(answer, str(folder), total)
+    return plan_of(answer, str(_folder(given.model)), total)
+
+
+def _folder(model: Path) -> Path:
+    """What holds the model a config or an index belongs to."""
+    return model.parent if ".json" in model.name else model
 
 
 def _rehearse(given: PlanFlags, spec: ModelSpec, answer: Answer) -> Rehearsal:
@@ -268,7 +272,9 @@ def _draw(given: PlanFlags, answer: Answer) -> None:
 
     memory = answer.memory or (answer.lost[0].memory if answer.lost else None)
     if given.picture is not None and memory is not None:
-        title = f"{given.model.resolve().name}: {verdict(memory, answer.question.workload)}"
+        title = (
+            f"{_folder(given.model.resolve()).name}: {verdict(memory, answer.question.workload)}"
+        )
         given.picture.write_text(draw(memory, answer.fleet, title), encoding="utf-8")
 
 

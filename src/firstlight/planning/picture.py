@@ -6,6 +6,7 @@ Knows no browser: plain shapes and text, no script and no style sheet.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from colorsys import hls_to_rgb
 from types import MappingProxyType
 from xml.sax.saxutils import escape
 
@@ -85,14 +86,18 @@ def _cells(memory: MemoryPlan, fleet: Fleet, top: int) -> tuple[list[str], int]:
         island, slot = divmod(device, fleet.island)
         row = island * -(-fleet.island // columns) + slot // columns
         x, y = 8 + slot % columns * _CELL, top + row * _CELL
-        hue = layout.place(rank).pp_index * 360 // max(1, layout.pp)
         place = layout.place(rank)
         hint = f"rank {rank}: stage {place.pp_index}, dp {place.dp_index}, tp {place.tp_index}"
-        lines.append(_rect(x, y, _CELL - 2, _CELL - 2, f"hsl({hue},55%,60%)", hint))
+        lines.append(_rect(x, y, _CELL - 2, _CELL - 2, _hue(place.pp_index / layout.pp), hint))
         if place.tp_index == 0:
             lines.append(_upright(x - 1, y, y + _CELL - 2))
     rows = -(-shown // fleet.island) * -(-fleet.island // columns)
     return lines, top + rows * _CELL + 12
+
+
+def _hue(turn: float) -> str:
+    red, green, blue = (round(255 * part) for part in hls_to_rgb(turn, 0.6, 0.55))
+    return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 def _rect(x: float, y: float, width: float, height: float, fill: str, hint: str = "") -> str:

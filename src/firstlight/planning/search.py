@@ -23,6 +23,7 @@ from firstlight.sharding.layout import Layout
 from firstlight.units import format_bytes
 
 NEXT_SHOWN = 5
+_MOST_ISLANDS = 16
 
 
 @dataclass(frozen=True)
@@ -180,10 +181,27 @@ def ways_out(
     if share > 0:
         percent = int(share * 1000) / 10
         ways.append(f"lower the reserve from {rules.reserve_share:.0%} to {percent:.1f}%")
-    ways.append(
-        f"use devices with {format_bytes(-nearest.worst.spare)} more memory, or more of them"
-    )
-    return tuple(f"{arrangement.text}: {way}" for way in ways)
+    ways.append(f"use devices with {format_bytes(-nearest.worst.spare)} more memory")
+    found = [f"{arrangement.text}: {way}" for way in ways]
+    if enough := enough_devices(work, fleet, workload, rules):
+        found.append(f"{enough.count} devices hold it ({enough.text})")
+    return tuple(found)
+
+
+def enough_devices(
+    work: ModelWork, fleet: Fleet, workload: Workload, rules: PlanRules
+) -> Fleet | None:
+    """Returns the smallest larger fleet of the same devices that holds the load, in whole islands
+    up to four times as many, at least 16; None when that is not enough.
+    """
+    now = fleet.count // fleet.island
+    for islands in range(now + 1, max(4 * now, _MOST_ISLANDS) + 1):
+        larger = Fleet(islands * fleet.island, fleet.device, fleet.island)
+        if may_hold(work, larger, rules):
+            for one in arrangements(work.spec, larger.count):
+                if plan_memory(work, one, larger, workload, rules).fits:
+                    return larger
+    return None
 
 
 def most_sequences(
