@@ -1,6 +1,6 @@
 """Owns a model of which only config and index are here, seen as tensors its rules describe."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,16 @@ class IndexedModel:
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Every tensor the index names; nothing of it was read."""
-        rules, paths = self._described(), {path.name: path for path in self.files}
+        paths, files = {path.name: path for path in self.files}, self._index.files
         tensors = {}
-        for name, file in self._index.files.items():
-            dtype, shape = rules.get(name, ("", ()))
-            num_bytes = tensor_bytes(dtype, shape) if dtype else 0
-            tensors[name] = TensorInfo(name, dtype, shape, paths[file], 0, num_bytes, stored=dtype)
+        for name, dtype, shape, num_bytes in self._described():
+            file = files.get(name)
+            if file is not None:
+                tensors[name] = TensorInfo(name, dtype, shape, paths[file], 0, num_bytes, dtype)
+        if len(tensors) < len(files):
+            for name, file in files.items():
+                if name not in tensors:
+                    tensors[name] = TensorInfo(name, "", (), paths[file], 0, 0, stored="")
         return tensors
 
     @property
@@ -68,20 +72,22 @@ class IndexedModel:
         """What the config describes. Raises ConfigError, fields named."""
         return read_model_spec(self.config())
 
-    def _described(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Returns type and shape of every source tensor the config asks for."""
+    def _described(self) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
+        """Yields name, type, shape and bytes of every source tensor the config asks for."""
         try:
             spec = self.spec
         except BadInput:
-            return {}  # said where the config is read to be used
+            return  # said where the config is read to be used
         plain, rows = self._plain_type(), source_rows(spec)
-        described = {}
+        sizes: dict[tuple[str, tuple[int, ...]], int] = {}  # experts are alike
         for rule in spec.tensors:
-            shape = rule.shape
-            if rule.source in rows:
+            dtype, shape = rule.dtype or plain, rule.shape
+            if rule.source_rows is not None:
                 shape = (rows[rule.source], *shape[1:])
-            described[rule.source] = (rule.dtype or plain, shape)
-        return described
+            size = sizes.get((dtype, shape))
+            if size is None:
+                size = sizes[dtype, shape] = tensor_bytes(dtype, shape)
+            yield rule.source, dtype, shape, size
 
     def _plain_type(self) -> str:
         """Returns the type of weights no rule says a type of; configs name it in three places."""

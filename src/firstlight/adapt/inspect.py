@@ -190,7 +190,16 @@ def _parameters_by_part(spec: ModelSpec, rules: Iterable[TensorRule]) -> dict[st
                 return line.part
         return _part_of(name)
 
-    return _sum((part_of(r.name, r.layer), r.values * prod(r.shape)) for r in rules)
+    # Experts that share a name are alike; half a million of them have a few thousand names.
+    firsts: dict[str, TensorRule] = {}
+    counts: Counter[str] = Counter()
+    for rule in rules:
+        firsts.setdefault(rule.name, rule)
+        counts[rule.name] += 1
+    return _sum(
+        (part_of(r.name, r.layer), counts[r.name] * r.values * prod(r.shape))
+        for r in firsts.values()
+    )
 
 
 def _part_of(name: str) -> str:

@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from firstlight.checkpoint.json_file import parse_json
+from firstlight.checkpoint.json_file import parse_index
 from firstlight.checkpoint.reader import INDEX_NAME
 from firstlight.errors import TensorError
 
@@ -33,13 +33,16 @@ def read_bare_index(path: Path) -> BareIndex | None:
     index = _find(path)
     if index is None:
         return None
-    fields = parse_json(_read(index), index, TensorError)
+    fields = parse_index(_read(index), index)
     files = fields.get("weight_map")
     if not isinstance(files, dict) or not files:
         return None  # the reader of checkpoints says what is wrong
-    if any(type(file) is not str for file in files.values()):
+    try:
+        distinct = set(files.values())
+    except TypeError:
         return None
-    distinct = set(files.values())
+    if any(type(file) is not str for file in distinct):
+        return None
     if any(Path(f).name != f or (index.parent / f).exists() for f in distinct):
         return None
     metadata = fields.get("metadata")

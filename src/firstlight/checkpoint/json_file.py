@@ -4,16 +4,26 @@ import json
 from pathlib import Path
 from typing import Any
 
-from firstlight.errors import BadInput, ConfigError
+import msgspec
+
+from firstlight.errors import BadInput, ConfigError, TensorError
 
 
 def read_json(path: Path, kind: type[BadInput] = ConfigError) -> dict[str, Any]:
     """Returns a JSON object from a file. Raises `kind` naming the file when there is none."""
+    return parse_json(_read(path, kind), path, kind)
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """Returns the fields of an index of tensors; raises TensorError naming the file otherwise."""
+    return parse_index(_read(path, TensorError), path)
+
+
+def _read(path: Path, kind: type[BadInput]) -> bytes:
     try:
-        raw = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise kind(f"{path}: cannot be read: {error.strerror or error}") from error
-    return parse_json(raw, path, kind)
 
 
 def parse_json(raw: bytes, path: Path, kind: type[BadInput] = ConfigError) -> dict[str, Any]:
@@ -25,6 +35,31 @@ def parse_json(raw: bytes, path: Path, kind: type[BadInput] = ConfigError) -> di
     if not isinstance(value, dict):
         raise kind(f"{path}: must hold a JSON object, got {type(value).__name__}")
     return value
+
+
+def parse_index(raw: bytes, path: Path) -> dict[str, Any]:
+    """Returns the fields of an index of half a million names, quickly where nothing is odd.
+
+    Raises TensorError as `parse_json` does. Without escapes every string has two quotes, so the
+    number of quotes proves that no name was repeated.
+    """
+    try:
+        fields = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return parse_json(raw, path, TensorError)
+    if b"\\" in raw or not isinstance(fields, dict) or raw.count(b'"') != 2 * _strings(fields):
+        return parse_json(raw, path, TensorError)
+    return fields
+
+
+def _strings(value: object) -> int:
+    """Counts the strings in a JSON value, names included."""
+    if isinstance(value, dict):
+        inner = [v for v in value.values() if type(v) is not str]
+        return 2 * len(value) - len(inner) + sum(map(_strings, inner))
+    if isinstance(value, list):
+        return sum(map(_strings, value))
+    return int(isinstance(value, str))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import translate
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from firstlight.checkpoint.findings import ERROR, NOTE, Finding, refuse_errors
@@ -46,8 +47,7 @@ class WeightSpec(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(msgspec.Struct, frozen=True, gc=False):
     """One tensor of the model and where its values come from."""
 
     rule: TensorRule
@@ -92,20 +92,22 @@ def match_names(tensors: Mapping[str, TensorInfo], spec: WeightSpec) -> NameRepo
     dtypes: list[Finding] = []
     used: set[str] = set()
     rows = source_rows(spec)
+    find = tensors.get
     for rule in spec.tensors:
-        info = tensors.get(rule.source)
+        info = find(rule.source)
         if info is None:
             if not rule.optional:
                 missing.append(rule)
             continue
         used.add(rule.source)
         matched.append(Match(rule, info))
-        shapes.extend(_shape_defects(rule, info, rows))
+        if info.shape != rule.shape or rule.source_rows is not None:
+            shapes.extend(_shape_defects(rule, info, rows))
         wanted = "" if rule.dtype in FLOAT_TYPES else rule.dtype
         if info.dtype != wanted and (wanted or info.dtype not in FLOAT_TYPES):
             what = f"{info.dtype} values where {wanted or 'floating point'} ones are expected"
             dtypes.append(Finding(ERROR, f"{info.file}, {info.name}", what))
-    rest = [info for name, info in tensors.items() if name not in used]
+    rest = [] if len(used) == len(tensors) else [i for n, i in tensors.items() if n not in used]
     unexpected, ignored = _sort_rest(rest, spec)
     return NameReport(
         matched=tuple(matched),

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from firstlight.checkpoint.findings import ERROR, NOTE, WARNING, Finding, refuse_errors
 from firstlight.checkpoint.gguf import GgufCheckpoint
-from firstlight.checkpoint.json_file import read_json
+from firstlight.checkpoint.json_file import read_index, read_json
 from firstlight.checkpoint.positioned_io import InputFile
 from firstlight.checkpoint.safetensors_header import Header, read_header
 from firstlight.checkpoint.tensor_info import RAW_TYPES, Array, Checkpoint, TensorInfo
@@ -157,7 +157,7 @@ def _open_other(path: Path) -> Checkpoint:
 
 
 def _open_index(folder: Path, index: Path) -> SafetensorsCheckpoint:
-    fields = read_json(index, TensorError)
+    fields = read_index(index)
     weight_map = fields.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise TensorError(f"{index}: weight_map is missing or empty; copy the index again")

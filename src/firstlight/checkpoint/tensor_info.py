@@ -5,11 +5,11 @@ width: the info's `dtype` says what the bits mean.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from firstlight.checkpoint.findings import Finding
@@ -28,8 +28,7 @@ FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16"})
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     """One tensor of a checkpoint: `dtype` and `shape` are those of the values `read` returns.
 
     `stored` names the form in the file when it is another one (Q4_1 ...), else it equals `dtype`.

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
+import msgspec
+
 from firstlight.errors import ConfigError
 
 REPLICATED = "replicated"
@@ -120,8 +122,7 @@ class Facts:
     source_prefix: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRule:
+class TensorRule(msgspec.Struct, frozen=True, gc=False):
     """One concrete tensor of a model: where it comes from, what it is called and how it is cut.
 
     `source_rows` is the run of rows of a fused source tensor, None when the tensor is taken whole;
@@ -199,15 +200,19 @@ def _expand_rule(rule: Rule, facts: Facts, layer: int | None) -> Iterator[Tensor
     if rule.axis not in (REPLICATED, ONCE) and rule.axis not in facts.axes:
         raise ConfigError(f"rule {rule.name} is cut along {rule.axis!r}, which the model lacks")
     rows = _fused_rows(rule, facts)
-    name, unit, stacked = "", "", False
+    # Half a million experts share a few hundred names and patterns.
+    marks = {"prefix": facts.source_prefix, "layer": layer, "expert": "{expert}"}
+    source = rule.source.format_map({**marks, "block": "{block}"})
+    pattern = rule.name.format_map({**marks, "block": "{block}"})
+    own_names = "{expert}" in pattern or "{block}" in pattern
+    name, unit = pattern, unit_of(pattern)
     for expert, block in product(*_counted(rule, facts)):
-        fields = {"prefix": facts.source_prefix, "layer": layer, "expert": expert, "block": block}
-        if not stacked:  # half a million experts share a few hundred names
-            name = rule.name.format_map(fields)
+        if own_names:
+            name = pattern.replace("{expert}", str(expert)).replace("{block}", str(block))
             unit = unit_of(name)
-            stacked = expert is not None and "{expert}" not in rule.name
+        own_source = source if expert is None else source.replace("{expert}", str(expert))
         yield TensorRule(
-            source=rule.source.format_map(fields),
+            source=own_source if block is None else own_source.replace("{block}", str(block)),
             name=name,
             unit=unit,
             shape=shape,
@@ -219,7 +224,7 @@ def _expand_rule(rule: Rule, facts: Facts, layer: int | None) -> Iterator[Tensor
             optional=rule.optional,
             dtype=rule.dtype,
             unused=rule.unused,
-            stacked=stacked,
+            stacked=expert is not None and "{expert}" not in pattern,
             values=rule.values,
         )
 
