@@ -71,7 +71,8 @@ void load_16(const float* source, std::int64_t stride, std::int64_t tokens, std:
 }
 
 // Fills everything by key channel; returns whether decays are moderate.
-bool read_chunk(const DeltaCall& call, const DeltaHead& head, std::int64_t first, const Chunk& chunk) {
+bool read_chunk(const DeltaCall& call, const DeltaHead& head, std::int64_t first,
+                const Chunk& chunk) {
   const std::int64_t tokens = std::min<std::int64_t>(kChunk, head.tokens - first);
   bool moderate = true;
   for (std::int64_t part = 0; part < chunk.keys; part += 16) {
@@ -125,7 +126,8 @@ void multiply_pairs(const Chunk& chunk, __m512 (&among)[16], __m512 (&asked)[16]
     among[t] = asked[t] = _mm512_setzero_ps();
     for (std::int64_t i = 0; i < chunk.keys; ++i) {
       const std::int64_t at = i * 16;
-      const __m512 apart = _mm512_sub_ps(_mm512_set1_ps(chunk.sums[at + t]), _mm512_load_ps(chunk.sums + at));
+      const __m512 apart = _mm512_sub_ps(_mm512_set1_ps(chunk.sums[at + t]),
+                                         _mm512_load_ps(chunk.sums + at));
       const __m512 decay = exp_512(_mm512_min_ps(_mm512_setzero_ps(), apart));
       const __m512 decayed = _mm512_mul_ps(decay, _mm512_load_ps(chunk.key + at));
       among[t] = _mm512_fmadd_ps(_mm512_set1_ps(chunk.key[at + t]), decayed, among[t]);
@@ -146,7 +148,8 @@ void relate_tokens(const Chunk& chunk, bool moderate, const float* beta) {
   for (int t = 0; t < 16; ++t) {
     const auto before = static_cast<__mmask16>((1u << t) - 1);
     const auto until = static_cast<__mmask16>((2u << t) - 1);
-    _mm512_store_ps(chunk.among + t * 16, _mm512_maskz_mul_ps(before, among[t], _mm512_set1_ps(beta[t])));
+    _mm512_store_ps(chunk.among + t * 16,
+                    _mm512_maskz_mul_ps(before, among[t], _mm512_set1_ps(beta[t])));
     _mm512_store_ps(chunk.asked + t * 16, _mm512_maskz_mov_ps(until, asked[t]));
   }
 }
@@ -240,7 +243,8 @@ void move_state(const DeltaCall& call, const Chunk& chunk, float* state) {
 }
 
 // Fetches one of the inputs of the next chunk: rows of one head stand far apart.
-void fetch_ahead(const DeltaCall& call, const DeltaHead& head, std::int64_t first, std::int64_t index) {
+void fetch_ahead(const DeltaCall& call, const DeltaHead& head, std::int64_t first,
+                 std::int64_t index) {
   const float* const inputs[] = {head.k, head.q, head.decay, head.v};
   const std::int64_t strides[] = {call.k_stride, call.q_stride, call.decay_stride, call.v_stride};
   if (index >= 4) return;
@@ -253,7 +257,8 @@ void fetch_ahead(const DeltaCall& call, const DeltaHead& head, std::int64_t firs
   }
 }
 
-void run_chunk(const DeltaCall& call, const DeltaHead& head, std::int64_t first, const Chunk& chunk) {
+void run_chunk(const DeltaCall& call, const DeltaHead& head, std::int64_t first,
+               const Chunk& chunk) {
   const std::int64_t tokens = std::min<std::int64_t>(kChunk, head.tokens - first);
   float beta[kChunk] = {};
   for (std::int64_t t = 0; t < tokens; ++t) beta[t] = head.beta[(first + t) * call.beta_stride];

@@ -39,7 +39,8 @@ Token read_token(const DeltaCall& call, const DeltaHead& head, std::int64_t inde
   for (std::int64_t i = 0; i < call.keys; i += 16) {
     const __mmask16 mask = lanes_left(call.keys - i);
     const __m512 kept = exp_512(_mm512_maskz_loadu_ps(mask, decay + i));
-    const __m512 key = _mm512_maskz_loadu_ps(mask, k + i), query = _mm512_maskz_loadu_ps(mask, q + i);
+    const __m512 key = _mm512_maskz_loadu_ps(mask, k + i);
+    const __m512 query = _mm512_maskz_loadu_ps(mask, q + i);
     _mm512_store_ps(token.kept + i, kept);
     _mm512_store_ps(token.key + i, _mm512_mul_ps(kept, key));
     _mm512_store_ps(token.query + i, _mm512_mul_ps(kept, query));
@@ -122,7 +123,7 @@ void recurrent_delta_rule(const DeltaCall& call, const DeltaHead& head) {
 }
 
 void delta_rule(const DeltaCall& call) {
-  std::int64_t tokens = call.spans.starts[call.spans.sequences];
+  const std::int64_t tokens = call.spans.starts[call.spans.sequences];
   const std::int64_t pieces = call.spans.sequences * call.heads;
   const bool small = tokens * call.heads * call.keys * call.values < (64 << 10);
   each_piece(small ? 1 : call.threads, pieces, 1, [&](std::int64_t piece, std::int64_t) {

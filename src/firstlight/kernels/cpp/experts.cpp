@@ -13,10 +13,10 @@
 namespace firstlight {
 namespace {
 
-constexpr std::int64_t kVectorTokens = 4;    // of one expert; for more, tiles are faster
-constexpr std::int64_t kMostTokens = 128;    // of one job
-constexpr std::int64_t kWaveBytes = 8 << 20; // of prepared inputs and inner activations
-constexpr std::int64_t kRowsAtOnce = 128;    // claimed by a thread
+constexpr std::int64_t kVectorTokens = 4;     // of one expert; for more, tiles are faster
+constexpr std::int64_t kMostTokens = 128;     // of one job
+constexpr std::int64_t kWaveBytes = 4 << 20;  // of prepared inputs and inner activations
+constexpr std::int64_t kRowsAtOnce = 128;     // claimed by a thread
 
 // Tokens and shares, those of one expert together, in the order of the batch.
 struct Gathered {

@@ -13,9 +13,9 @@
 namespace firstlight {
 namespace {
 
-constexpr int kStripTiles = 4;                   // of 16 rows
+constexpr int kStripTiles = 2;                   // of 16 rows
 constexpr std::int64_t kBlockSteps = 28;         // summed in the tiles
-constexpr std::int64_t kScalesAtOnce = 16;
+constexpr std::int64_t kQuad = 4;                // steps of 64 bytes of a row
 // The 64 bytes put the steps of a row into different sets of the first-level cache.
 constexpr std::int64_t kStripStepBytes = kStripTiles * kTileBytes + 64;
 
@@ -62,17 +62,29 @@ inline __m512i code_words() {
   return _mm512_load_si512(words);
 }
 
-// Exponents of up to 16 groups, as what they add to the bf16 exponent, in both halves of a dword.
-// Returns whether every product is a normal number.
-inline bool exponents_of(const std::uint8_t* source, std::int64_t count, std::int32_t* added) {
-  const auto mask = static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1);
-  const __m512i exponents = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, source));
-  const __m512i moved =
-      _mm512_slli_epi32(_mm512_sub_epi32(exponents, _mm512_set1_epi32(127)), 7);
-  const __m512i words = _mm512_and_si512(moved, _mm512_set1_epi32(0xffff));
-  _mm512_store_si512(added, _mm512_or_si512(words, _mm512_slli_epi32(moved, 16)));
-  const __m512i above_two = _mm512_sub_epi32(exponents, _mm512_set1_epi32(2));
-  return _mm512_mask_cmp_epu32_mask(mask, above_two, _mm512_set1_epi32(250), _MM_CMPINT_NLE) == 0;
+// What an exponent adds to that of a bf16 number, in both halves of a dword.
+struct AddedExponents {
+  std::uint32_t at[256];
+  constexpr AddedExponents() : at() {
+    for (int i = 0; i < 256; ++i) {
+      const std::uint32_t word = static_cast<std::uint32_t>((i - 127) * 128) & 0xffff;
+      at[i] = word << 16 | word;
+    }
+  }
+};
+constexpr AddedExponents kAdded;
+
+// Whether every code times 2^(s - 127) is a normal number or zero, for all these exponents s.
+bool all_normal(const std::uint8_t* exponents, std::int64_t count) {
+  __mmask64 strange = 0;
+  for (std::int64_t i = 0; i < count; i += 64) {
+    const __mmask64 mask = count - i >= 64 ? ~0ull : (1ull << (count - i)) - 1;
+    const __m512i from_two =
+        _mm512_sub_epi8(_mm512_maskz_loadu_epi8(mask, exponents + i), _mm512_set1_epi8(2));
+    strange |= _mm512_mask_cmp_epu8_mask(mask, from_two, _mm512_set1_epi8(static_cast<char>(250)),
+                                         _MM_CMPINT_NLE);
+  }
+  return strange == 0;
 }
 
 inline __m512i codes_at(const std::uint8_t* source) {
@@ -91,31 +103,14 @@ void decode_slowly(const std::uint8_t* source, std::uint8_t exponent, std::uint8
   _mm512_store_si512(target, join_halves(_mm512_castps_si512(low), _mm512_castps_si512(high)));
 }
 
-inline void decode_step(const std::uint8_t* source, std::int32_t added, std::uint8_t* target) {
+inline void decode_step(const std::uint8_t* source, std::uint8_t exponent, std::uint8_t* target) {
   constexpr __mmask32 kNotZero = 0xfefefefe;
   const __m512i words = code_words(), codes = codes_at(source);
+  const __m512i added = _mm512_set1_epi32(static_cast<std::int32_t>(kAdded.at[exponent]));
   // The low word looks up its four lowest bits, whatever the fifth: the table holds codes twice.
   const __m512i both = _mm512_or_si512(codes, _mm512_slli_epi32(codes, 12));
-  const __m512i scaled = _mm512_mask_add_epi16(words, kNotZero, words, _mm512_set1_epi32(added));
+  const __m512i scaled = _mm512_mask_add_epi16(words, kNotZero, words, added);
   _mm512_store_si512(target, _mm512_permutexvar_epi16(both, scaled));
-}
-
-// Decodes the steps of one row; `ahead` bytes further lie those of the next strip.
-void decode_row(const std::uint8_t* packed, const std::uint8_t* scale, std::int64_t steps,
-                std::int64_t ahead, std::uint8_t* target) {
-  alignas(64) std::int32_t added[kScalesAtOnce];
-  for (std::int64_t first = 0; first < steps; first += kScalesAtOnce) {
-    const std::int64_t count = std::min(kScalesAtOnce, steps - first);
-    const bool normal = exponents_of(scale + first, count, added);
-    for (std::int64_t i = 0; i < count; ++i, packed += 16, target += kStripStepBytes) {
-      if ((i & 3) == 0) _mm_prefetch(reinterpret_cast<const char*>(packed + ahead), _MM_HINT_T1);
-      if (normal) {
-        decode_step(packed, added[i], target);
-      } else {
-        decode_slowly(packed, scale[first + i], target);
-      }
-    }
-  }
 }
 
 // Sixteen rows of a matrix.
@@ -124,84 +119,143 @@ struct Tile {
   std::int64_t row;
 };
 
-// Up to four tiles of one expert against all its tokens.
+// Two tiles of one expert against all its tokens. The strip is decoded while it meets the
+// first 16 tokens, four steps (one line of every row) ahead of their products: decoding and tiles
+// overlap, and tile loads don't wait for stores. Its decoded form is kept only for further tokens.
 class Strip {
  public:
   Strip(const ExpertJob& job, const std::uint8_t* right, std::int64_t steps, std::int64_t ahead_rows)
       : job_(job), right_(right), steps_(steps), ahead_rows_(ahead_rows) {
-    const std::int64_t blocks = (steps + kBlockSteps - 1) / kBlockSteps;
-    block_ = (steps + blocks - 1) / blocks;
-    left_ = static_cast<std::uint8_t*>(thread_scratch(0, steps * kStripStepBytes));
+    kept_quads_ = tiles_of(job.count) > 1 ? (steps + kQuad - 1) / kQuad : 2;
+    left_ = static_cast<std::uint8_t*>(
+        thread_scratch(0, kept_quads_ * kQuad * kStripStepBytes));
     sums_ = static_cast<float*>(thread_scratch(1, kStripTiles * kTileBytes));
   }
 
-  void decode(const Tile* tiles, int count) {
-    for (int i = 0; i < count; ++i) decode_tile(tiles[i], left_ + i * kTileBytes);
+  // Sums of 16 rows x the first 16 tokens of each tile.
+  const float* start(const Tile (&tiles)[kStripTiles]) {
+    bool normal = true;
+    for (const Tile& tile : tiles) {
+      normal &= all_normal(tile.matrix->scale_row(job_.expert, tile.row),
+                           kTileRows * tile.matrix->scale_bytes());
+    }
+    normal ? start_some<true>(tiles) : start_some<false>(tiles);
+    return sums_;
   }
 
-  // Sums of 16 rows x 16 tokens of each tile decoded last.
-  const float* run(std::int64_t row_tile, int count) {
-    for (std::int64_t first = 0; first < steps_; first += block_) {
-      const std::int64_t steps = std::min(block_, steps_ - first);
+  // The same of any other 16 tokens.
+  const float* run(std::int64_t row_tile) {
+    for (std::int64_t first = 0; first < steps_; first += kBlockSteps) {
+      const std::int64_t steps = std::min(kBlockSteps, steps_ - first);
       const std::uint8_t* right = right_ + (row_tile * steps_ + first) * kStepBytes;
       const std::uint8_t* left = left_ + first * kStripStepBytes;
-      if (count == kStripTiles) {
-        multiply<kStripTiles>(left, right, steps, first == 0);
-      } else {
-        multiply<kStripTiles / 2>(left, right, steps, first == 0);
+      zero_sums();
+      for (std::int64_t step = 0; step < steps; ++step) {
+        multiply_step(left + step * kStripStepBytes, right + step * kStepBytes);
       }
+      take_sums(first == 0);
     }
     return sums_;
   }
 
  private:
-  void decode_tile(const Tile& tile, std::uint8_t* target) {
-    const std::int64_t ahead = ahead_rows_ * tile.matrix->row_bytes();
+  std::uint8_t* left_of(std::int64_t quad) const {
+    return left_ + quad % kept_quads_ * kQuad * kStripStepBytes;
+  }
+
+  template <bool kNormal>
+  void decode(const Tile& tile, int index, std::int64_t quad) const {
+    const std::int64_t row_bytes = tile.matrix->row_bytes();
+    const std::int64_t scale_bytes = tile.matrix->scale_bytes();
+    const std::uint8_t* packed = tile.matrix->packed_row(job_.expert, tile.row) + quad * 64;
+    const std::uint8_t* scale = tile.matrix->scale_row(job_.expert, tile.row) + quad * kQuad;
+    const std::int64_t steps = std::min(kQuad, steps_ - quad * kQuad);
+    std::uint8_t* target = left_of(quad) + index * kTileBytes;
     for (int row = 0; row < kTileRows; ++row, target += 64) {
-      decode_row(tile.matrix->packed_row(job_.expert, tile.row + row),
-                 tile.matrix->scale_row(job_.expert, tile.row + row), steps_, ahead, target);
+      _mm_prefetch(reinterpret_cast<const char*>(packed + ahead_rows_ * row_bytes), _MM_HINT_T1);
+      for (std::int64_t step = 0; step < steps; ++step) {
+        if constexpr (kNormal) {
+          decode_step(packed + step * 16, scale[step], target + step * kStripStepBytes);
+        } else {
+          decode_slowly(packed + step * 16, scale[step], target + step * kStripStepBytes);
+        }
+      }
+      packed += row_bytes;
+      scale += scale_bytes;
     }
   }
 
-  template <int kTiles>
-  void multiply(const std::uint8_t* left, const std::uint8_t* right, std::int64_t steps,
-                bool first) {
-    each_tile<kTiles>([&](auto i) { tile_zero<i>(); });
-    for (std::int64_t step = 0; step < steps; ++step) {
-      tile_load<5>(right + 2 * kTileBytes);
-      tile_load<6>(right + kTileBytes);
-      tile_load<7>(right);
-      each_tile<kTiles>([&](auto i) {
-        tile_load<4>(left + i * kTileBytes);
-        tile_multiply<i, 4, 5>();
-        tile_multiply<i, 4, 6>();
-        tile_multiply<i, 4, 7>();
-      });
-      left += kStripStepBytes;
-      right += kStepBytes;
+  template <bool kNormal>
+  void start_some(const Tile (&tiles)[kStripTiles]) {
+    const std::int64_t quads = (steps_ + kQuad - 1) / kQuad;
+    for (int i = 0; i < kStripTiles; ++i) decode<kNormal>(tiles[i], i, 0);
+    for (std::int64_t quad = 0; quad < quads; ++quad) {
+      const std::int64_t first = quad * kQuad, steps = std::min(kQuad, steps_ - first);
+      if (first % kBlockSteps == 0) zero_sums();
+      for (std::int64_t step = 0; step < kQuad; ++step) {
+        if (step < steps) {
+          multiply_step(left_of(quad) + step * kStripStepBytes,
+                        right_ + (first + step) * kStepBytes);
+        }
+        if (step < kStripTiles && quad + 1 < quads) {
+          decode<kNormal>(tiles[step], static_cast<int>(step), quad + 1);
+        }
+      }
+      if (quad + 1 == quads || (first + kQuad) % kBlockSteps == 0) {
+        take_sums(first < kBlockSteps);
+      }
     }
-    alignas(64) float fresh[kTiles * 256];
-    float* target = first ? sums_ : fresh;
-    each_tile<kTiles>([&](auto i) { tile_store<i>(target + i * 256); });
-    for (int i = 0; !first && i < kTiles * 256; i += 16) {
-      _mm512_store_ps(sums_ + i, _mm512_add_ps(_mm512_load_ps(sums_ + i), _mm512_load_ps(fresh + i)));
+  }
+
+  static void zero_sums() {
+    each_tile<4>([&](auto i) { tile_zero<i>(); });
+  }
+
+  // Sums 0 and 1 take the first part of the tokens, 2 and 3 the others: a chain of products on one
+  // sum would wait for each of them to end.
+  static void multiply_step(const std::uint8_t* left, const std::uint8_t* right) {
+    constexpr std::int64_t kAhead = 2 * kStepBytes;
+    for (int line = 0; line < kStepBytes; line += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(right + kAhead + line), _MM_HINT_T0);
+    }
+    tile_load<4>(left);
+    tile_load<5>(left + kTileBytes);
+    tile_load<6>(right);
+    tile_load<7>(right + 2 * kTileBytes);
+    tile_multiply<0, 4, 6>();
+    tile_multiply<1, 5, 6>();
+    tile_multiply<2, 4, 7>();
+    tile_multiply<3, 5, 7>();
+    tile_load<6>(right + kTileBytes);
+    tile_multiply<2, 4, 6>();
+    tile_multiply<3, 5, 6>();
+  }
+
+  // A block's sums: as they are from the first block, else added.
+  void take_sums(bool first) {
+    alignas(64) float fresh[4 * 256];
+    each_tile<4>([&](auto i) { tile_store<i>(fresh + i * 256); });
+    for (int i = 0; i < kStripTiles * 256; i += 16) {
+      __m512 sum = _mm512_add_ps(_mm512_load_ps(fresh + 512 + i), _mm512_load_ps(fresh + i));
+      if (!first) sum = _mm512_add_ps(_mm512_load_ps(sums_ + i), sum);
+      _mm512_store_ps(sums_ + i, sum);
     }
   }
 
   const ExpertJob& job_;
   const std::uint8_t* right_;
-  std::int64_t steps_, block_, ahead_rows_;
+  std::int64_t steps_, ahead_rows_, kept_quads_;
   std::uint8_t* left_;
   float* sums_;
 };
 
-// 32 rows of inner activations are one step of the right operand of w2.
+// 16 rows of inner activations are half a step of the right operand of w2.
 void finish_inner(const ExpertsCall& call, const float* sums, std::uint8_t* target) {
-  for (int pair = 0; pair < 16; ++pair) {
+  for (int pair = 0; pair < 8; ++pair) {
     __m512 values[2];
     for (int i = 0; i < 2; ++i) {
       const float* gate = sums + (2 * pair + i) * 16;
-      values[i] = activate_512(_mm512_load_ps(gate), _mm512_load_ps(gate + 512), call.activation);
+      values[i] = activate_512(_mm512_load_ps(gate), _mm512_load_ps(gate + 256), call.activation);
     }
     split_row_rounded(values[0], values[1], target + pair * 64);
   }
@@ -209,13 +263,13 @@ void finish_inner(const ExpertsCall& call, const float* sums, std::uint8_t* targ
 
 void inner(const ExpertsCall& call, const ExpertJob& job, std::int64_t row, std::int64_t rows) {
   const TileSession session;
-  Strip strip(job, job.x, call.inputs() / kStep, kStep);
-  for (std::int64_t at = row; at < row + rows; at += kStep) {
-    const Tile tiles[] = {{&call.w1, at}, {&call.w1, at + 16}, {&call.w3, at}, {&call.w3, at + 16}};
-    strip.decode(tiles, kStripTiles);
+  Strip strip(job, job.x, call.inputs() / kStep, kTileRows);
+  for (std::int64_t at = row; at < row + rows; at += kTileRows) {
+    const Tile tiles[] = {{&call.w1, at}, {&call.w3, at}};
+    std::uint8_t* target = job.inner + at / kStep * kStepBytes + at % kStep * 32;
     for (std::int64_t tile = 0; tile < tiles_of(job.count); ++tile) {
-      finish_inner(call, strip.run(tile, kStripTiles),
-                   job.inner + (tile * (call.inner() / kStep) + at / kStep) * kStepBytes);
+      finish_inner(call, tile == 0 ? strip.start(tiles) : strip.run(tile), target);
+      target += call.inner() / kStep * kStepBytes;
     }
   }
 }
@@ -237,12 +291,11 @@ void outer(const ExpertsCall& call, const ExpertJob& job, std::int64_t row, std:
   const TileSession session;
   Strip strip(job, job.inner, call.inner() / kStep, kStripTiles * kTileRows);
   for (std::int64_t at = row; at < row + rows; at += kStripTiles * kTileRows) {
-    const int count = static_cast<int>(std::min<std::int64_t>(kStripTiles, (row + rows - at) / 16));
-    const Tile tiles[] = {{&call.w2, at}, {&call.w2, at + 16}, {&call.w2, at + 32}, {&call.w2, at + 48}};
-    strip.decode(tiles, count);
+    const Tile tiles[] = {{&call.w2, at}, {&call.w2, at + kTileRows}};
     for (std::int64_t tile = 0; tile < tiles_of(job.count); ++tile) {
-      const float* sums = strip.run(tile, count);
-      for (int i = 0; i < count; ++i) finish_outer(call, job, tile, at + i * 16, sums + i * 256);
+      const float* sums = tile == 0 ? strip.start(tiles) : strip.run(tile);
+      finish_outer(call, job, tile, at, sums);
+      finish_outer(call, job, tile, at + kTileRows, sums + 256);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Owns MXFP4 experts for few tokens with AVX-512: codes are decoded in registers, weights stream once.
+// Owns MXFP4 experts for few tokens with AVX-512: codes are decoded in registers and stream once.
 // It refuses to know Python, torch and which tokens chose an expert.
 //
 // 64 bytes of a row hold 128 channels: dword i has those from 8 i on, four bits each. Prepared rows
@@ -60,9 +60,10 @@ inline __m512i scale_lanes(int part) {
 }
 
 template <int kShift, int kRows>
-inline void add_products(__m512i codes, const float* x, std::int64_t stride, __m512 (&sums)[kRows]) {
-  const __m512 values =
-      _mm512_permutexvar_ps(kShift ? _mm512_srli_epi32(codes, 4 * kShift) : codes, magnitudes());
+inline void add_products(__m512i codes, const float* x, std::int64_t stride,
+                         __m512 (&sums)[kRows]) {
+  const __m512i moved = kShift ? _mm512_srli_epi32(codes, 4 * kShift) : codes;
+  const __m512 values = _mm512_permutexvar_ps(moved, magnitudes());
   for (int j = 0; j < kRows; ++j) {
     const __m512 at = _mm512_loadu_ps(x + j * stride + 16 * kShift);
     sums[j] = kShift ? _mm512_fmadd_ps(values, at, sums[j]) : _mm512_mul_ps(values, at);
@@ -98,11 +99,13 @@ void dots_of(const Mxfp4Matrices& matrix, std::int64_t expert, std::int64_t row,
     __m512 scales[kOutputsAtOnce];
     for (int i = 0; i < kOutputsAtOnce; ++i) {
       const std::uint8_t* at = scale + i * matrix.scale_bytes() + group;
-      _mm_prefetch(reinterpret_cast<const char*>(at + kOutputsAtOnce * matrix.scale_bytes()), _MM_HINT_T0);
+      const std::uint8_t* next = at + kOutputsAtOnce * matrix.scale_bytes();
+      _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
       scales[i] = widen_scales(at, left);
     }
     for (int part = 0; 4 * part < left; ++part) {
-      const auto mask = static_cast<__mmask16>(left - 4 * part >= 4 ? 0xffff : (1u << 4 * (left - 4 * part)) - 1);
+      const std::int64_t groups = std::min<std::int64_t>(4, left - 4 * part);
+      const auto mask = static_cast<__mmask16>((1u << 4 * groups) - 1);
       const std::int64_t channel = (group + 4 * part) * kGroup;
       const __m512i lanes = scale_lanes(part);
       for (int i = 0; i < kOutputsAtOnce; ++i) {

@@ -36,7 +36,8 @@ struct Window {
   }
 
   float* slot(std::int64_t sequence, std::int64_t row) const {
-    return call.inputs + call.spans.slots[sequence] * call.slot_stride + row * call.channels + channel;
+    return call.inputs + call.spans.slots[sequence] * call.slot_stride + row * call.channels +
+           channel;
   }
 
   void run(std::int64_t sequence) {
