@@ -22,6 +22,7 @@ from firstlight.cli import (
     serve,
     shard,
     smoke,
+    train,
     up,
     verify,
     version,
@@ -46,6 +47,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "serve": serve.serve,
     "smoke": smoke.smoke,
     "bench": bench.bench,
+    "train": train.train,
     "probe": probe.probe,
     "version": version.version,
 }

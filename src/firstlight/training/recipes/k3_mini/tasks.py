@@ -1,0 +1,160 @@
+"""Owns k3-mini's tasks other than lookup, each as a conversation drawn at random.
+
+It knows no model. Thoughts name what is asked and what it is: `digit=7`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from PIL import Image
+
+from firstlight.inputs.images.preprocess_settings import PreprocessSettings
+from firstlight.inputs.kimi_k3.encoder import EncoderOptions
+from firstlight.training.examples import Example
+from firstlight.training.recipes.k3_mini import pictures, words
+from firstlight.training.recipes.k3_mini.conversations import (
+    Message,
+    Renderer,
+    answer,
+    question,
+)
+from firstlight.training.recipes.k3_mini.preprocessing import as_picture
+
+LARGEST_SUMMAND = 20
+Drawings = Sequence[tuple[Image.Image, int]]
+_SUBJECT_OF = {
+    words.DIGIT: "digit",
+    words.COLOUR: "colour",
+    words.SHAPE: "shape",
+    words.PLACE: "place",
+    words.COUNT: "count",
+}
+
+
+def digit(
+    renderer: Renderer,
+    draw: random.Random,
+    thinking: bool,
+    settings: PreprocessSettings,
+    drawings: Drawings,
+    *,
+    turns: int = 1,
+    varied: bool = True,
+) -> Example:
+    """Which digit is this? With several turns, each has its own picture."""
+    messages: list[Message] = []
+    placed = []
+    for _ in range(turns):
+        shown = pictures.draw_digit(draw, *draw.choice(drawings), varied=varied)
+        placed.append(as_picture(shown.image, settings))
+        messages += _asked(words.DIGIT, shown.answers[words.DIGIT], thinking, has_image=True)
+    return _pictured(renderer, "digit", messages, placed, thinking)
+
+
+def shapes(
+    renderer: Renderer,
+    draw: random.Random,
+    thinking: bool,
+    settings: PreprocessSettings,
+    *,
+    asked: str | None = None,
+    turns: int = 1,
+) -> Example:
+    """Questions about one picture of shapes; `asked` fixes the first one."""
+    count = 1 if asked == words.PLACE else draw.choice((1, 1, 1, 2, 3, 4))
+    shown = pictures.draw_shapes(draw, count)
+    questions = draw.sample(list(shown.answers), min(turns, len(shown.answers)))
+    if asked is not None:
+        questions = [asked, *(q for q in questions if q != asked)][:turns]
+    messages: list[Message] = []
+    for number, text in enumerate(questions):
+        messages += _asked(text, shown.answers[text], thinking, has_image=number == 0)
+    name = _SUBJECT_OF[questions[0]] if len(questions) == 1 else "shapes"
+    placed = [as_picture(shown.image, settings)]
+    return _pictured(renderer, name, messages, placed, thinking)
+
+
+def small_text(
+    renderer: Renderer, draw: random.Random, thinking: bool, kind: str, *, turns: int = 1
+) -> Example:
+    """Questions of one kind of small text task, by its name in SMALL_TEXT."""
+    messages: list[Message] = []
+    for _ in range(turns):
+        asked, said, thought = SMALL_TEXT[kind](draw)
+        messages += (question(asked), answer(said, thought) if thinking else answer(said))
+    return renderer.conversation(kind, messages, options=EncoderOptions(thinking=thinking))
+
+
+def weather(renderer: Renderer, draw: random.Random, thinking: bool) -> Example:
+    """A question that calls the tool, and the answer once the result has come."""
+    city, degrees = draw.choice(words.CITIES), draw.randint(0, 40)
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": json.dumps({"city": city})},
+    }
+    result = words.WEATHER_RESULT.format(degrees=degrees)
+    messages = [
+        question(words.WEATHER.format(city=city)),
+        {**answer("", f"get_weather {city}" if thinking else ""), "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": result},
+        answer(words.WEATHER_ANSWER.format(degrees=degrees), str(degrees) if thinking else ""),
+    ]
+    options = EncoderOptions(thinking=thinking)
+    return renderer.conversation("tool", messages, options=options, tools=[words.WEATHER_TOOL])
+
+
+def _reverse(draw: random.Random) -> tuple[str, str, str]:
+    names = draw.sample(words.NAMES, draw.randint(2, 4))
+    return words.REVERSE.format(words=",".join(names)), ",".join(names[::-1]), "words"
+
+
+def _count_words(draw: random.Random) -> tuple[str, str, str]:
+    names = draw.sample(words.NAMES, draw.randint(1, 6))
+    asked, said = words.COUNT_WORDS.format(words=",".join(names)), str(len(names))
+    return asked, said, f"count={said}"
+
+
+def _upper(draw: random.Random) -> tuple[str, str, str]:
+    letters = draw.sample(words.LETTERS, draw.randint(2, 5))
+    said = ",".join(letter.upper() for letter in letters)
+    return words.UPPER.format(letters=",".join(letters)), said, "letters"
+
+
+def _add(draw: random.Random) -> tuple[str, str, str]:
+    left, right = draw.randint(0, LARGEST_SUMMAND), draw.randint(0, LARGEST_SUMMAND)
+    total = str(left + right)
+    return words.ADD.format(left=left, right=right), total, f"{left}+{right}={total}"
+
+
+def _greet(draw: random.Random) -> tuple[str, str, str]:
+    return draw.choice(words.GREETINGS), words.INTRODUCTION, ""
+
+
+SMALL_TEXT: dict[str, Callable[[random.Random], tuple[str, str, str]]] = {
+    "reverse": _reverse,
+    "count words": _count_words,
+    "upper": _upper,
+    "add": _add,
+    "greet": _greet,
+}
+
+
+def _asked(text: str, said: str, thinking: bool, *, has_image: bool) -> tuple[Message, Message]:
+    parts: Any = text
+    if has_image:
+        parts = [{"type": "image"}, {"type": "text", "text": text}]
+    thought = f"{_SUBJECT_OF[text]}={said}" if thinking else ""
+    return {"role": "user", "content": parts}, answer(said, thought)
+
+
+def _pictured(
+    renderer: Renderer, name: str, messages: Sequence[Message], placed: Any, thinking: bool
+) -> Example:
+    sizes = [(pictures.IMAGE_SIDE, pictures.IMAGE_SIDE)] * len(placed)
+    options = EncoderOptions(thinking=thinking, image_sizes=sizes)
+    return renderer.conversation(name, messages, options=options, pictures=placed)
