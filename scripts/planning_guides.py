@@ -22,6 +22,7 @@ from firstlight.models.spec import ModelSpec, read_model_spec
 from firstlight.planning.arrangement import Arrangement
 from firstlight.planning.constants import EXPECTED, OPTIMISTIC, PESSIMISTIC
 from firstlight.planning.cost import CostModel
+from firstlight.planning.explain import short_count
 from firstlight.planning.fleets import find_fleets
 from firstlight.planning.hardware import parse_fleet
 from firstlight.planning.memory import plan_memory
@@ -121,6 +122,39 @@ class Fit:
     agrees: bool
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What somebody published on what fits: between `least` and `most` sequences of `context`.
+
+    `kept` is what the recipe leaves of each device.
+    """
+
+    fleet: str
+    layout: Layout
+    context: int
+    kept: float
+    published: str
+    least: int
+    most: int
+    cache_bytes: int | None = None
+
+
+ANY = 1 << 20
+CLAIMS = (
+    Claim(
+        *("16xH200", Layout(tp=16), 32768, 0.2),
+        *("5 at most, and out of memory (vLLM recipe, vllm-project/recipes#698)", 0, 8),
+    ),
+    Claim("8xB300", Layout(tp=8), 1 << 20, 0.15, "fits (vLLM and SGLang recipes)", 1, ANY, 1),
+    Claim("8xMI325X", Layout(tp=8), 32768, 0.1, "fits (vllm-project/vllm#50817)", 1, ANY),
+    Claim("8xMI355X", Layout(tp=8), 32768, 0.2, "fits (recipes)", 1, ANY),
+    Claim("8xH200", Layout(tp=8), 32768, 0.03, "no recipe below 16 cards", 0, 0),
+    Claim("8xMI300X", Layout(tp=8), 32768, 0.03, "takes 2 machines", 0, 0),
+    Claim("8xB200", Layout(tp=8), 32768, 0.03, "takes 2 machines", 0, 0),
+    Claim("32xH100", Layout(tp=32), 32768, 0.1, "fits (recipes)", 1, ANY),
+)
+
+
 def spec_of_k3() -> ModelSpec:
     """Returns the real Kimi K3."""
     return read_model_spec(json.loads(CONFIG.read_text(encoding="utf-8")))
@@ -143,94 +177,16 @@ def compared(work: ModelWork) -> tuple[Compared, ...]:
 def fits(work: ModelWork) -> tuple[Fit, ...]:
     """Returns every published statement on what fits."""
     found = []
-    for what, published, fleet, layout, context, reserve, cache, (least, most) in (
-        *(
-            (
-                "16xH200, tp 16, 32K, bf16 caches, 20 % kept",
-                "5 at most, and out of memory (vLLM recipe, vllm-project/recipes#698)",
-                "16xH200",
-                Layout(tp=16),
-                32768,
-                0.2,
-                None,
-                (1, 8),
-            ),
-            (
-                "8xB300, tp 8, 1M, fp8 caches, 15 % kept",
-                "fits (vLLM and SGLang recipes)",
-                "8xB300",
-                Layout(tp=8),
-                1 << 20,
-                0.15,
-                1,
-                (1, 1 << 20),
-            ),
-            (
-                "8xMI325X, tp 8, 32K, 10 % kept",
-                "fits (vllm-project/vllm#50817)",
-                "8xMI325X",
-                Layout(tp=8),
-                32768,
-                0.1,
-                None,
-                (1, 1 << 20),
-            ),
-            (
-                "8xMI355X, tp 8, 32K, 20 % kept",
-                "fits (recipes)",
-                "8xMI355X",
-                Layout(tp=8),
-                32768,
-                0.2,
-                None,
-                (1, 1 << 20),
-            ),
-            (
-                "8xH200, tp 8, 32K, 3 % kept",
-                "no recipe below 16",
-                "8xH200",
-                Layout(tp=8),
-                32768,
-                0.03,
-                None,
-                (0, 0),
-            ),
-            (
-                "8xMI300X, tp 8, 32K, 3 % kept",
-                "2 machines",
-                "8xMI300X",
-                Layout(tp=8),
-                32768,
-                0.03,
-                None,
-                (0, 0),
-            ),
-            (
-                "8xB200, tp 8, 32K, 3 % kept",
-                "2 machines",
-                "8xB200",
-                Layout(tp=8),
-                32768,
-                0.03,
-                None,
-                (0, 0),
-            ),
-            (
-                "32xH100, tp 32, 32K, 10 % kept",
-                "fits (recipes)",
-                "32xH100",
-                Layout(tp=32),
-                32768,
-                0.1,
-                None,
-                (1, 1 << 20),
-            ),
-        ),
-    ):
-        rules = PlanRules(reserve_share=reserve, cache_element_bytes=cache)
-        load = Workload(context=context, concurrency=1, input_tokens=1024)
-        number = most_sequences(work, Arrangement(layout), parse_fleet(fleet), load, rules)
-        found.append(Fit(what, published, number, least <= number <= most))
+    for claim in CLAIMS:
+        rules = PlanRules(reserve_share=claim.kept, cache_element_bytes=claim.cache_bytes)
+        load = Workload(context=claim.context, concurrency=1, input_tokens=1024)
+        fleet, at = parse_fleet(claim.fleet), Arrangement(claim.layout)
+        number = most_sequences(work, at, fleet, load, rules)
+        what = (
+            f"{claim.fleet}, {at.text}, {short_count(claim.context)}, "
+            f"{'fp8' if claim.cache_bytes == 1 else 'bf16'} caches, {claim.kept:.0%} kept"
+        )
+        found.append(Fit(what, claim.published, number, claim.least <= number <= claim.most))
     return tuple(found)
 
 

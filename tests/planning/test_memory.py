@@ -86,7 +86,7 @@ def test_a_fifth_of_each_device_is_kept_unless_said_otherwise(mini_work):
 def test_the_most_that_fits_fits_and_one_more_does_not(k3_work):
     fleet, at = parse_fleet("16xH200@8"), Arrangement(Layout(tp=16))
     load = Workload(context=32 * 1024, concurrency=1)
-    rules = PlanRules()
+    rules = PlanRules(reserve_share=0.1)
     most = most_sequences(k3_work, at, fleet, load, rules)
     for number in (most, most + 1):
         asked = replace(load, concurrency=number)

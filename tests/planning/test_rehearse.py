@@ -59,7 +59,7 @@ def test_memory_that_is_short_is_told_as_the_plan_tells_it(k3, k3_work):
     at = Arrangement(Layout(tp=8))
     memory = plan_memory(k3_work, at, parse_fleet("8xS5000"), load, PlanRules())
     rehearsal = rehearse(k3, k3_work.table, at.layout, memory=memory)
-    assert rehearsal.failures[0].detail.startswith("short by 190 GiB on rank 0: weights 192 GiB")
+    assert rehearsal.failures[0].detail.startswith("short by 191 GiB on rank 0: weights 192 GiB")
 
 
 def test_groups_hold_each_rank_once():

@@ -47,18 +47,18 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def arrangements(
-    spec: ModelSpec, devices: int, *, context_parallel: bool = False
+    spec: ModelSpec, devices: int, *, island: int | None = None, context_parallel: bool = False
 ) -> Iterator[Arrangement]:
     """Yields every arrangement that uses all devices and that the model can be cut by.
 
-    Attention is data-parallel only beside experts, which its ranks share; a dense model's copies
+    With an `island`, tensor parallel groups lie within one or take whole ones. Attention is data-parallel only beside experts, which its ranks share; a dense model's copies
     are replicas.
     """
     facts = spec.facts
     ways = set(legal_expert_degrees(facts.axes, max(64, devices)))
     latent = any(state.kind == "latent" for state in spec.states)
     for tp in legal_degrees(facts.axes, devices):
-        if devices % tp:
+        if devices % tp or (island is not None and island % tp and tp % island):
             continue
         shared = divisors(tp) if context_parallel and latent else (1,)
         for pp in divisors(devices // tp):

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from firstlight.cache.manager import blocks_for
+from firstlight.planning.activations import StepShape, activation_bytes, encoder_bytes
 from firstlight.planning.arrangement import Arrangement
 from firstlight.planning.hardware import Fleet
 from firstlight.planning.work import ModelWork
@@ -161,53 +162,32 @@ def _step_bytes(
 ) -> dict[str, int]:
     """Bytes that one step needs beside weights and caches; T tokens, s bytes a value.
 
-    activations: T x s x (2 x hidden x (2 + bank rows) + what the widest layer makes); logits:
-    sequences x vocabulary, as they come and in fp32; encoder: patches of the largest image x s x
-    (3 x hidden + attention width x 4 + widest layer) and the features of all images of a step;
-    collectives: the largest message twice, with the carry of a pipeline cut.
+    Logits: sequences x vocabulary, as they come and in fp32. Encoder: the largest image, and the
+    features of all images of a request. Collectives: the largest message twice, T x s x hidden,
+    with the carry of a pipeline cut and what tokens send to their experts.
     """
     size, tokens = work.table.element_bytes, rules.max_batch_tokens
+    span = min(rules.chunk_tokens, workload.context)
     carry = work.hidden * (1 + work.bank_rows)
-    per_token = 2 * (carry + work.hidden) + _widest_layer(work, layout)
     message = work.hidden * (layout.tp > 1 or layout.dp > 1) + carry * (layout.pp > 1)
     if layout.dp > 1:
         message += work.chosen * work.facts.dims.get("latent", work.hidden)
+    shape = StepShape(tokens, span, workload.context, sequences)
     return {
-        ACTIVATIONS: tokens * size * per_token,
+        ACTIVATIONS: activation_bytes(work, layout, shape),
         "logits": sequences * work.vocab * (size + _FP32),
         ENCODER: _encoder_bytes(work, workload),
         COLLECTIVES: 2 * tokens * size * message,
     }
 
 
-def _widest_layer(work: ModelWork, layout: Layout) -> int:
-    """Values a token makes at most inside one layer on one rank: all outputs of its matrices."""
-    local = Layout(tp=layout.tp, dp=layout.dp, ep=layout.ep)
-    place, widest = local.place(0), 0
-    for kind in work.kinds:
-        made = 0.0
-        for matmul in kind.matmuls:
-            for index in matmul.classes:
-                tensor = work.table.classes[index].tensor
-                if tensor.name.endswith("_scale"):
-                    continue
-                cut = tensor.axis != "replicated" and tensor.dim == 0
-                if matmul.is_expert:
-                    made += work.chosen * tensor.shape[0] / (place.layout.expert_tp if cut else 1)
-                else:
-                    made += tensor.shape[0] / (layout.tp if cut else 1)
-        widest = max(widest, int(made))
-    return widest
-
-
 def _encoder_bytes(work: ModelWork, workload: Workload) -> int:
-    vision, size = work.vision, work.table.element_bytes
+    vision = work.vision
     if vision is None or not workload.images:
         return 0
     patches = workload.image_tokens * vision.patches_per_feature
-    peak = patches * (3 * vision.hidden + 4 * vision.attention_width + vision.widest)
-    features = workload.images * workload.image_tokens * work.hidden
-    return size * (peak + features)
+    features = workload.images * workload.image_tokens * work.hidden * work.table.element_bytes
+    return encoder_bytes(work, patches) + features
 
 
 def recurrent_bytes(states: Sequence[StateSpec], tp: int, element_bytes: int) -> int:

@@ -112,7 +112,7 @@ def evaluate(question: Question, layout: Layout, replicas: int = 1, shared: int 
 
 def _search(question: Question, work: ModelWork, fleet: Fleet) -> Answer:
     shared = question.rules.context_parallel
-    found = arrangements(question.spec, fleet.count, context_parallel=shared)
+    found = arrangements(question.spec, fleet.count, island=fleet.island, context_parallel=shared)
     return _judge(question, work, fleet, found)
 
 
@@ -198,7 +198,7 @@ def enough_devices(
     for islands in range(now + 1, max(4 * now, _MOST_ISLANDS) + 1):
         larger = Fleet(islands * fleet.island, fleet.device, fleet.island)
         if may_hold(work, larger, rules):
-            for one in arrangements(work.spec, larger.count):
+            for one in arrangements(work.spec, larger.count, island=larger.island):
                 if plan_memory(work, one, larger, workload, rules).fits:
                     return larger
     return None
