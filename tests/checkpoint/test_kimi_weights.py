@@ -49,7 +49,8 @@ def same_bits(left, right):
 def assert_slices(parameters, tensors, spec, place):
     """Compares each part with the source: dealt experts, cut runs, whole A_log without its tail."""
     seen = set()
-    for rule, part, name, stacked, _ in targets_of(spec, place):
+    for target in targets_of(spec, place):
+        rule, part, name, stacked = target.rule, target.part, target.name, target.stacked
         seen.add(name)
         loaded = parameters[name] if stacked is None else parameters[name][stacked]
         whole = tensors[rule.source]

@@ -1,12 +1,15 @@
 """Owns the list of granule reads one rank makes from a store, as pure data; opens no file."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from firstlight.checkpoint.read_plan import LARGEST_READ, Target
 from firstlight.checkpoint.store_layout import (
     BlockRecord,
     GranuleKey,
+    PartRecord,
     UnitRecord,
     block_offsets,
     first_entries,
@@ -17,7 +20,7 @@ from firstlight.errors import LayoutError, StoreError
 from firstlight.sharding.rules import TensorRule
 
 
-class GranuleRead(NamedTuple):
+class GranuleRead(msgspec.Struct, frozen=True, gc=False):
     """A run of `granules` granules from `key` on: `num_bytes` at `offset` of the unit's file, whose
     digests begin at entry number `entry`. `targets` has one place for each part of the block, None
     where the rank holds zeros; `at` is how many granules of the rank come before this run."""
@@ -40,39 +43,63 @@ def plan_granule_reads(
     Raises StoreError naming every target the store does not hold as the config describes it, and
     LayoutError when a layout would cut a granule.
     """
-    places = {(t.rule.name, t.rule.expert): t for t in targets}
+    places: _Places = {}
+    for target in targets:
+        places.setdefault(target.rule.name, {})[target.rule.expert] = target
     reads: list[GranuleRead] = []
-    filled: set[tuple[str, int | None]] = set()
+    filled = 0
     for unit in units:
-        starts = _starts(unit)
-        for index, block in enumerate(unit.blocks):
-            per_read = max(1, largest_read // starts[index].stride)
-            for position in range(block.count):
-                held = _held(block, position, places)
-                filled.update((t.rule.name, t.rule.expert) for t in held if t is not None)
+        for index, start in enumerate(_starts(unit)):
+            block = unit.blocks[index]
+            per_read = max(1, largest_read // start.stride)
+            for position, held in _held(block, places):
+                filled += len(held) - held.count(None)
                 key = GranuleKey(index, position, 0)
-                reads.extend(_runs(unit, key, held, start=starts[index], per_read=per_read))
-    absent = [t.name for key, t in places.items() if key not in filled]
-    if absent:
-        raise StoreError(f"the store holds no values for: {', '.join(absent[:50])}")
+                reads.extend(_runs(unit, key, held, start=start, per_read=per_read))
+    if filled != len(targets):
+        raise StoreError(_absent(units, places))
     return tuple(reads)
 
 
-def _held(
-    block: BlockRecord, position: int, places: Mapping[tuple[str, int | None], Target]
-) -> tuple[Target | None, ...]:
-    expert = block.experts[position] if block.experts else None
-    held = []
+_Places = dict[str, dict[int | None, Target]]
+
+
+def _held(block: BlockRecord, places: _Places) -> Iterator[tuple[int, tuple[Target | None, ...]]]:
+    """Yields the positions of a block that a rank reads, and where each part lands."""
+    experts = block.experts or (None,)
+    columns = []
     for part in block.parts:
-        name = part.name if expert is None else part.name.replace("*", str(expert))
-        target = places.get((name, expert))
-        if target is not None and (target.rule.shape, target.rule.dim) != (part.shape, part.dim):
-            raise StoreError(
-                f"{part.name}: the store holds {list(part.shape)} cut along dim {part.dim}, the "
-                f"config says {list(target.rule.shape)} along {target.rule.dim}"
-            )
-        held.append(target)
-    return tuple(held)
+        if "*" in part.name and block.experts:
+            names = [part.name.replace("*", str(expert)) for expert in experts]
+            column = [places.get(n, {}).get(e) for n, e in zip(names, experts, strict=True)]
+        else:
+            column = list(map(places.get(part.name, {}).get, experts))
+        _check_shape(part, next((t for t in column if t is not None), None))
+        columns.append(column)
+    for position, held in enumerate(zip(*columns, strict=True)):
+        if held.count(None) < len(held):
+            yield position, held
+
+
+def _check_shape(part: PartRecord, target: Target | None) -> None:
+    if target is not None and (target.rule.shape, target.rule.dim) != (part.shape, part.dim):
+        raise StoreError(
+            f"{part.name}: the store holds {list(part.shape)} cut along dim {part.dim}, the "
+            f"config says {list(target.rule.shape)} along {target.rule.dim}"
+        )
+
+
+def _absent(units: Sequence[UnitRecord], places: _Places) -> str:
+    found = {
+        (target.rule.name, target.rule.expert)
+        for unit in units
+        for block in unit.blocks
+        for _, held in _held(block, places)
+        for target in held
+        if target is not None
+    }
+    absent = [name for name, own in places.items() for expert in own if (name, expert) not in found]
+    return f"the store holds no values for: {', '.join(absent[:50])}"
 
 
 class _Start(NamedTuple):
@@ -117,7 +144,7 @@ def _runs(
         num_bytes = (end - at - 1) * whole + (start.last if end == block.granules else whole)
         yield GranuleRead(
             unit=unit,
-            key=key._replace(granule=at),
+            key=GranuleKey(key.block, key.expert, at),
             granules=end - at,
             at=at - first,
             entry=entry + at,

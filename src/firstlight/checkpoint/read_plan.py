@@ -1,9 +1,10 @@
 """Owns the list of reads one rank makes, as pure data; knows no tensor and opens no file."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from firstlight.checkpoint.names import NameReport, WeightSpec
 from firstlight.checkpoint.tensor_info import TensorInfo
@@ -15,7 +16,7 @@ from firstlight.sharding.slices import Slice, local_shape, slice_for
 LARGEST_READ = 8 * 2**20
 
 
-class Target(NamedTuple):
+class Target(msgspec.Struct, frozen=True, gc=False):
     """Where one tensor rule lands: parameter `name`, at `stacked` along its first dim if several
     rules (experts) share it. `shape` is that of the rule's own part."""
 
@@ -26,7 +27,7 @@ class Target(NamedTuple):
     shape: tuple[int, ...]
 
 
-class TensorRead(NamedTuple):
+class TensorRead(msgspec.Struct, frozen=True, gc=False):
     """Rows [start, stop) of one source tensor; in the target they begin at row `at`.
 
     `offset` and `num_bytes` are the run in the file. For a part cut along dim 0 the rows are the
@@ -47,19 +48,40 @@ def targets_of(spec: WeightSpec, place: Place) -> tuple[Target, ...]:
     """Returns every tensor a rank holds and where it lands, units in load order."""
     filled: Counter[str] = Counter()
     targets = []
+    alike: dict[str, tuple[Slice, tuple[int, ...]]] = {}  # the experts of one parameter
+    facts = spec.facts
+    experts = range(0)
+    if facts.num_experts:
+        count = facts.num_experts // place.layout.ep
+        experts = range(count * place.ep_index, count * (place.ep_index + 1))
     for rule in spec.tensors:
-        part = slice_for(rule, spec.facts, place)
-        if part is not None:
-            stacked = filled[rule.name] if rule.stacked else None
-            filled[rule.name] += 1
-            targets.append(Target(rule, part, rule.name, stacked, local_shape(rule, part)))
+        if rule.expert is not None and rule.expert not in experts:
+            continue
+        known = alike.get(rule.name) if rule.stacked else None
+        if known is None:
+            part = slice_for(rule, facts, place)
+            if part is None:
+                continue
+            known = part, local_shape(rule, part)
+            if rule.stacked:
+                alike[rule.name] = known
+        stacked = None
+        if rule.stacked:
+            stacked = filled[rule.name]
+            filled[rule.name] = stacked + 1
+        targets.append(Target(rule, known[0], rule.name, stacked, known[1]))
     return tuple(targets)
 
 
 def parameter_shapes(spec: WeightSpec, place: Place) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every parameter a rank allocates, padding and local experts included."""
+    return shapes_of(targets_of(spec, place))
+
+
+def shapes_of(targets: Iterable[Target]) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of every parameter that some targets fill."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for target in targets_of(spec, place):
+    for target in targets:
         shape = target.shape
         shapes[target.name] = shape if target.stacked is None else (target.stacked + 1, *shape)
     return shapes
@@ -84,28 +106,30 @@ def plan_tensor_reads(
     reads: list[TensorRead] = []
     for target in targets:
         if not target.part.zero:
-            reads.extend(_tensor_reads(target, infos[target.rule.source], largest_read))
+            _add_reads(reads, target, infos[target.rule.source], largest_read)
     return tuple(reads)
 
 
-def _tensor_reads(target: Target, info: TensorInfo, largest_read: int) -> Iterator[TensorRead]:
-    first = target.rule.source_rows[0] if target.rule.source_rows else 0
-    start, stop = target.part.start, target.part.stop
+def _add_reads(reads: list[TensorRead], target: Target, info: TensorInfo, largest: int) -> None:
+    rule, start, stop = target.rule, target.part.start, target.part.stop
+    first = rule.source_rows[0] if rule.source_rows else 0
     if target.part.dim:
-        start, stop = 0, target.rule.shape[0]
-    row_bytes = max(1, info.value_bytes // max(1, info.rows))
-    stored_row_bytes = info.num_bytes / max(1, info.rows)
-    rows = max(1, largest_read // row_bytes)
+        start, stop = 0, rule.shape[0]
+    num_rows = info.rows or 1
+    stored_row_bytes = info.num_bytes / num_rows
+    row_bytes = info.num_bytes if info.in_place else info.value_bytes
+    rows = max(1, largest * num_rows // max(1, row_bytes))
     for row in range(start, stop, rows):
         end = min(stop, row + rows)
-        offset = info.offset + int((first + row) * stored_row_bytes)
-        yield TensorRead(
-            target=target,
-            source=info.name,
-            start=first + row,
-            stop=first + end,
-            at=row - start,
-            file=info.file,
-            offset=offset,
-            num_bytes=int((end - row) * stored_row_bytes),
+        reads.append(
+            TensorRead(
+                target,
+                info.name,
+                first + row,
+                first + end,
+                row - start,
+                info.file,
+                info.offset + int((first + row) * stored_row_bytes),
+                int((end - row) * stored_row_bytes),
+            )
         )

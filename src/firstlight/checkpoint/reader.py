@@ -164,14 +164,15 @@ def _open_index(folder: Path, index: Path) -> SafetensorsCheckpoint:
     findings: list[Finding] = []
     by_file: dict[str, set[str]] = {}
     for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file or file in (".", ".."):
-            findings.append(Finding(ERROR, f"{index}, {name}", f"{file!r} is not a file name"))
-        else:
-            by_file.setdefault(file, set()).add(name)
+        by_file.setdefault(file if type(file) is str else "", set()).add(name)
+    outside = [f for f in by_file if Path(f).name != f or f in ("", ".", "..")]
+    for name in (name for file in outside for name in sorted(by_file.pop(file))):
+        what = f"{weight_map[name]!r} is not a file name"
+        findings.append(Finding(ERROR, f"{index}, {name}", what))
     headers: dict[Path, Header] = {}
     for file, names in sorted(by_file.items()):
         _add_shard(folder / file, names, headers, findings)
-    findings.extend(_index_remarks(folder, index, headers, fields))
+    findings.extend(_index_remarks(index, headers, set(by_file), fields.get("metadata")))
     return SafetensorsCheckpoint(folder, headers=headers, findings=findings)
 
 
@@ -203,16 +204,14 @@ def _add_shard(
 
 
 def _index_remarks(
-    folder: Path, index: Path, headers: Mapping[Path, Header], fields: Mapping[str, Any]
+    index: Path, headers: Mapping[Path, Header], listed: set[str], metadata: object
 ) -> Iterable[Finding]:
-    metadata = fields.get("metadata")
     stated = metadata.get("total_size") if isinstance(metadata, dict) else None
     total = sum(t.num_bytes for h in headers.values() for t in h.tensors)
     if isinstance(stated, int) and stated != total:
         what = f"total_size says {format_count(stated)} bytes, the headers {format_count(total)}"
         yield Finding(WARNING, str(index), what)
-    listed = set(fields["weight_map"].values())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(index.parent.glob("*.safetensors")):
         if path.is_file() and path.name not in listed:
             yield Finding(NOTE, str(path), "not in the index, so not read")
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -61,30 +61,56 @@ def _broken(path: Path, size: int, what: str, fix: str = _COPY) -> Header:
     return Header((), (Finding(ERROR, str(path), what, fix),), "", size)
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One entry of a header as the format wants it."""
-
-    dtype: str
-    shape: list[int]
-    data_offsets: list[int]
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
-def _decode_plain(raw: bytes) -> dict[str, _Entry] | None:
-    """Decodes a header in which nothing is odd, quickly; None sends it the careful way.
+class _Entry(msgspec.Struct, gc=False):
+    """One entry of a header as the format wants it; fields that are absent stay None."""
 
-    Without escapes each entry spells its key once, so equal counts prove that no name is repeated.
+    dtype: str = ""
+    shape: tuple[_Natural, ...] | None = None
+    data_offsets: tuple[_Natural, _Natural] | None = None
+
+
+class _Metadata(msgspec.Struct):
+    """The one entry of a header that is no tensor."""
+
+    texts: dict[str, str] = msgspec.field(name="__metadata__", default_factory=dict)
+
+
+_STRINGS_PER_ENTRY = 5  # its name, three keys, the type
+
+
+def _read_plain(path: Path, raw: bytes) -> list[TensorInfo] | None:
+    """Returns the tensors of a header in which nothing is odd, quickly; None sends it the careful
+    way.
+
+    Without escapes every string has two quotes: their number proves that no name is repeated and
+    no entry holds a field more.
     """
-    if b"\\" in raw:
-        return None
-    decode = msgspec.json.Decoder(_Entry).decode
     try:
-        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-        fields.pop("__metadata__", None)
-        entries = {name: decode(entry) for name, entry in fields.items()}
+        entries = msgspec.json.decode(raw, type=dict[str, _Entry])
+        metadata = msgspec.json.decode(raw, type=_Metadata).texts
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    same = raw.count(b'"data_offsets"') == len(entries) and raw.count(b'"__metadata__"') < 2
-    return entries if same else None
+    strings = 2 * len(metadata) + (entries.pop("__metadata__", None) is not None)
+    strings += _STRINGS_PER_ENTRY * len(entries)
+    if b"\\" in raw or raw.count(b'"') != 2 * strings:
+        return None
+    sizes: dict[tuple[str, tuple[int, ...]], int] = {}  # most tensors are like others
+    data_start, tensors = 8 + len(raw), []
+    for name, entry in entries.items():
+        dtype, shape, offsets = entry.dtype, entry.shape, entry.data_offsets
+        if shape is None or offsets is None or dtype not in DTYPE_BITS:
+            return None
+        size = sizes.get((dtype, shape))
+        if size is None:
+            size = sizes[dtype, shape] = tensor_bytes(dtype, shape)
+        begin, end = offsets
+        if end - begin != size:
+            return None
+        tensors.append(TensorInfo(name, dtype, shape, path, data_start + begin, size, dtype))
+    return tensors
 
 
 def _decode(raw: bytes) -> tuple[object, list[str]]:
@@ -101,14 +127,15 @@ def _decode(raw: bytes) -> tuple[object, list[str]]:
 
 
 def _parse(path: Path, raw: bytes, size: int) -> Header:
-    repeated: list[str] = []
-    plain = _decode_plain(raw)
-    fields: object = plain
-    if plain is None:
-        try:
-            fields, repeated = _decode(raw)
-        except (ValueError, RecursionError) as error:
-            return _broken(path, size, f"header is not valid JSON: {error}")
+    digest, plain = blake3(raw).hexdigest(), _read_plain(path, raw)
+    if plain is not None:
+        seamless = _is_seamless(plain, 8 + len(raw), size)
+        defects = () if seamless else tuple(_extents(path, plain, raw, size))
+        return Header(tuple(plain), defects, digest, size)
+    try:
+        fields, repeated = _decode(raw)
+    except (ValueError, RecursionError) as error:
+        return _broken(path, size, f"header is not valid JSON: {error}")
     if not isinstance(fields, dict):
         return _broken(path, size, f"header is a JSON {type(fields).__name__}, not an object")
     findings = [
@@ -116,27 +143,23 @@ def _parse(path: Path, raw: bytes, size: int) -> Header:
         for name in repeated
     ]
     fields.pop("__metadata__", None)
-    data_start = 8 + len(raw)
     tensors: list[TensorInfo] = []
     for name, entry in fields.items():
         try:
-            tensors.append(_tensor(path, name, entry, data_start))
+            tensors.append(_tensor(path, name, entry, 8 + len(raw)))
         except ValueError as error:
             findings.append(Finding(ERROR, f"{path}, {name}", str(error), _COPY))
     if not findings:  # a bad entry leaves a gap that would be reported as a second defect
-        findings.extend(_extent_defects(path, tensors, data_start, size))
+        findings.extend(_extents(path, tensors, raw, size))
     else:
         findings.extend(_beyond_end(path, tensors, size))
-    return Header(tuple(tensors), tuple(findings), blake3(raw).hexdigest(), size)
+    return Header(tuple(tensors), tuple(findings), digest, size)
 
 
 def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorInfo:
-    if isinstance(entry, _Entry):
-        dtype, shape, offsets = entry.dtype, entry.shape, entry.data_offsets
-    elif isinstance(entry, dict) and entry.keys() == _FIELDS:
-        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    else:
+    if not isinstance(entry, dict) or entry.keys() != _FIELDS:
         raise ValueError("entry must hold dtype, shape and data_offsets, nothing else")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise ValueError(f"unknown element type {dtype!r}")
     if not _naturals(shape):
@@ -160,10 +183,19 @@ def _naturals(value: object) -> bool:
     return not [item for item in value if type(item) is not int or item < 0]
 
 
-def _extent_defects(
-    path: Path, tensors: list[TensorInfo], data_start: int, size: int
-) -> Iterator[Finding]:
+def _is_seamless(tensors: list[TensorInfo], data_start: int, size: int) -> bool:
+    """Says whether each tensor begins where the one before it ends, up to the end of the file."""
+    at = data_start
+    for tensor in tensors:
+        if tensor.offset != at:
+            return False
+        at += tensor.num_bytes
+    return at == size
+
+
+def _extents(path: Path, tensors: list[TensorInfo], raw: bytes, size: int) -> Iterator[Finding]:
     """Compares the runs of the tensors with each other and with the file."""
+    data_start = 8 + len(raw)
     runs = sorted(tensors, key=lambda t: (t.offset, t.num_bytes))
     if runs and runs[0].offset != data_start:
         gap = runs[0].offset - data_start
