@@ -8,11 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 
-from firstlight.inputs.images.preprocess_settings import PreprocessSettings
-from firstlight.inputs.kimi_k3.encoder import EncoderOptions
-from firstlight.training.examples import Example
 from firstlight.training.recipes.k3_mini import lookup, pictures, tasks, words
-from firstlight.training.recipes.k3_mini.conversations import Renderer
+from firstlight.training.recipes.k3_mini.conversations import Conversation
 
 # Tokens of a list: its pairs and lines of filler.
 LISTS: Mapping[int, lookup.ListSize] = {
@@ -32,40 +29,32 @@ def draw_of(name: str, index: int) -> random.Random:
     return random.Random(f"held out {name} {index}")
 
 
-def digit_examples(
-    renderer: Renderer, settings: PreprocessSettings, *, thinking: bool
-) -> Iterator[Example]:
+def digits(*, thinking: bool) -> Iterator[Conversation]:
     """Each drawing of a held-out writer, once, as it is."""
     _, held_out = pictures.digit_drawings()
     for index, drawing in enumerate(held_out):
-        draw = draw_of("digit", index)
-        yield tasks.digit(renderer, draw, thinking, settings, [drawing], varied=False)
+        yield tasks.digit(draw_of("digit", index), [drawing], thinking=thinking, varied=False)
 
 
-def shape_examples(
-    renderer: Renderer, settings: PreprocessSettings, count: int, *, thinking: bool
-) -> Iterator[Example]:
+def shapes(count: int, *, thinking: bool) -> Iterator[Conversation]:
     """Each question about shapes, `count` times, each time about another picture."""
     for asked in (words.COLOUR, words.SHAPE, words.PLACE, words.COUNT):
         for index in range(count):
-            draw = draw_of(asked, index)
-            yield tasks.shapes(renderer, draw, thinking, settings, asked=asked)
+            yield tasks.shapes(draw_of(asked, index), thinking=thinking, asked=asked)
 
 
-def text_examples(renderer: Renderer, count: int, *, thinking: bool) -> Iterator[Example]:
+def texts(count: int, *, thinking: bool) -> Iterator[Conversation]:
     """Each small text task and the tool, `count` times."""
     for name in TEXT_TASKS:
         for index in range(count):
-            yield tasks.small_text(renderer, draw_of(name, index), thinking, name)
+            yield tasks.small_text(draw_of(name, index), name, thinking=thinking)
     for index in range(count):
-        yield tasks.weather(renderer, draw_of("tool", index), thinking)
+        yield tasks.weather(draw_of("tool", index), thinking=thinking)
 
 
-def lookup_examples(
-    renderer: Renderer, tokens: int, count: int, *, thinking: bool
-) -> Iterator[Example]:
+def lists(tokens: int, count: int, *, thinking: bool) -> Iterator[Conversation]:
     """One question about each of `count` lists of about that many tokens."""
     for index in range(count):
-        draw = draw_of(f"lookup {tokens}", index)
-        options = EncoderOptions(thinking=thinking)
-        yield lookup.asked_list(renderer, draw, LISTS[tokens], options)
+        task = f"lookup {tokens}"
+        draw = draw_of(task, index)
+        yield lookup.asked_list(draw, LISTS[tokens], thinking=thinking, task=task)

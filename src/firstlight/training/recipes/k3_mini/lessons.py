@@ -13,14 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from firstlight.inputs.images.preprocess_settings import PreprocessSettings
-from firstlight.inputs.kimi_k3.encoder import EncoderOptions
 from firstlight.training.examples import Example, Picture
 from firstlight.training.loop import Outcome, Scores, sequence_outcome
 from firstlight.training.model import Trainable
 from firstlight.training.recipes.k3_mini import lookup, pictures, tasks, words
 from firstlight.training.recipes.k3_mini.conversations import Renderer
-from firstlight.training.recipes.k3_mini.preprocessing import as_picture
 
 PAIRS = "pairs"  # level: pairs of the longest list
 RIGHT = "right"  # level: moving share of lists answered whole
@@ -75,7 +72,6 @@ class Tower:
     """
 
     renderer: Renderer
-    settings: PreprocessSettings
     seed: int
     pictures: int = 64
     digits: float = 0.6
@@ -113,7 +109,7 @@ class Tower:
         first = 0
         placed: list[Picture] = []
         for picture in shown:
-            patches, size = as_picture(picture.image, self.settings)
+            patches, size = self.renderer.picture(picture.image)
             placed.append(patches._replace(first=first))
             first += size
         _, rows = model.features(placed)
@@ -127,16 +123,16 @@ class Tower:
 
 
 MIXTURE: Mapping[str, float] = {
-    "list": 0.10,
-    "lookup": 0.32,
-    "digit": 0.22,
+    "list": 0.06,
+    "lookup": 0.20,
+    "digit": 0.20,
     "shapes": 0.14,
-    "reverse": 0.06,
-    "count words": 0.03,
-    "upper": 0.03,
-    "add": 0.03,
+    "reverse": 0.10,
+    "count words": 0.06,
+    "upper": 0.08,
+    "add": 0.06,
     "greet": 0.01,
-    "tool": 0.06,
+    "tool": 0.09,
 }
 
 
@@ -147,7 +143,6 @@ class Mixture:
     """
 
     renderer: Renderer
-    settings: PreprocessSettings
     seed: int
     tokens: int = 2560
     pairs: int = 250
@@ -189,19 +184,20 @@ class Mixture:
                 filler=draw.choice((0, 0, _log_uniform(draw, 1, self.filler))),
                 turns=draw.choice((1, 4, 8)),
             )
-            options = EncoderOptions(thinking=thinking)
-            return lookup.asked_list(self.renderer, draw, size, options)
+            return self.renderer.example(lookup.asked_list(draw, size, thinking=thinking))
         if name == "digit":
             learned, _ = pictures.digit_drawings()
-            turns = draw.choice((1, 1, 3))
-            return tasks.digit(self.renderer, draw, thinking, self.settings, learned, turns=turns)
-        if name == "shapes":
-            turns = draw.choice((1, 1, 3))
-            return tasks.shapes(self.renderer, draw, thinking, self.settings, turns=turns)
-        if name == "tool":
-            return tasks.weather(self.renderer, draw, thinking)
-        turns = draw.choice((1, 4))
-        return tasks.small_text(self.renderer, draw, thinking, name, turns=turns)
+            turns = draw.choice((1, 3))
+            talk = tasks.digit(draw, learned, thinking=thinking, turns=turns)
+        elif name == "shapes":
+            turns = draw.choice((1, 3))
+            talk = tasks.shapes(draw, thinking=thinking, turns=turns)
+        elif name == "tool":
+            talk = tasks.weather(draw, thinking=thinking)
+        else:
+            turns = draw.choice((1, 6))
+            talk = tasks.small_text(draw, name, thinking=thinking, turns=turns)
+        return self.renderer.example(talk)
 
 
 def _log_uniform(draw: random.Random, least: int, most: int) -> int:

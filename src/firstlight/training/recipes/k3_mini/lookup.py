@@ -8,10 +8,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from firstlight.inputs.kimi_k3.encoder import EncoderOptions
 from firstlight.training.examples import Example
 from firstlight.training.recipes.k3_mini import words
-from firstlight.training.recipes.k3_mini.conversations import Renderer, answer, question
+from firstlight.training.recipes.k3_mini.conversations import (
+    Conversation,
+    Renderer,
+    answer,
+    question,
+)
 
 TOKENS_OF_PAIR = 4  # key, sign, value, line end
 FILLER_NUMBERS = 10
@@ -53,24 +57,21 @@ def repeated_list(renderer: Renderer, draw: random.Random, count: int) -> Exampl
 
 
 def asked_list(
-    renderer: Renderer,
-    draw: random.Random,
-    size: ListSize,
-    options: EncoderOptions,
-) -> Example:
+    draw: random.Random, size: ListSize, *, thinking: bool, task: str = "lookup"
+) -> Conversation:
     """A conversation about a list: the first question follows it, further turns ask again."""
     pairs = draw_pairs(draw, size.pairs)
     lines = [f"{name}={number}" for name, number in pairs]
     for _ in range(size.filler):
         lines.insert(draw.randint(0, len(lines)), filler_line(draw))
+    listed = "\n".join(lines)
     messages = []
     for turn, (name, number) in enumerate(draw.sample(pairs, min(size.turns, size.pairs))):
         asked = words.WHAT_IS.format(key=name)
-        listed = "\n".join(lines)
         messages.append(question(f"{listed}\n\n{asked}" if turn == 0 else asked))
         thought = f"{name}={number}"
-        messages.append(answer(number, thought) if options.thinking else answer(thought))
-    return renderer.conversation("lookup", messages, options=options)
+        messages.append(answer(number, thought) if thinking else answer(thought))
+    return Conversation(task, messages, thinking)
 
 
 def filler_line(draw: random.Random) -> str:

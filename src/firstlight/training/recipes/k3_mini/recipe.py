@@ -15,7 +15,6 @@ from firstlight.training.loop import Schedule, Stage
 from firstlight.training.recipes.k3_mini.configuration import model_config, preprocessor_config
 from firstlight.training.recipes.k3_mini.conversations import Renderer
 from firstlight.training.recipes.k3_mini.lessons import Lists, Mixture, Tower
-from firstlight.training.recipes.k3_mini.preprocessing import settings_of
 from firstlight.training.recipes.k3_mini.vocabulary import write_tokenizer
 
 NAME = "k3-mini"
@@ -38,16 +37,16 @@ def published_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def stages(folder: Path, seed: int = SEED) -> list[Stage]:
     """Returns the stages of a run whose files `prepare` wrote to `folder`."""
-    renderer, settings = Renderer(folder), settings_of(folder)
-    mixture = Mixture(renderer, settings, seed)
-    settled = Mixture(renderer, settings, seed + 1)
+    renderer = Renderer(folder)
     return [
         Stage("lists", Schedule(200, 1e-3, fall=0.0), Lists(renderer, seed)),
         Stage(
             "tower",
             Schedule(3000, 2e-3, fall=0.5, weight_decay=0.05),
-            Tower(renderer, settings, seed),
+            Tower(renderer, seed),
         ),
-        Stage("mixture", Schedule(1500, 2e-3, fall=0.0), mixture),
-        Stage("published", Schedule(700, 2e-3, fall=0.9, published=True), settled),
+        Stage("mixture", Schedule(1500, 2e-3, fall=0.0), Mixture(renderer, seed)),
+        Stage(
+            "published", Schedule(700, 2e-3, fall=0.9, published=True), Mixture(renderer, seed + 1)
+        ),
     ]

@@ -12,21 +12,17 @@ from typing import Any
 
 from PIL import Image
 
-from firstlight.inputs.images.preprocess_settings import PreprocessSettings
-from firstlight.inputs.kimi_k3.encoder import EncoderOptions
-from firstlight.training.examples import Example
 from firstlight.training.recipes.k3_mini import pictures, words
 from firstlight.training.recipes.k3_mini.conversations import (
+    Conversation,
     Message,
-    Renderer,
     answer,
     question,
 )
-from firstlight.training.recipes.k3_mini.preprocessing import as_picture
 
-LARGEST_SUMMAND = 20
+LARGEST_SUMMAND = 9
 Drawings = Sequence[tuple[Image.Image, int]]
-_SUBJECT_OF = {
+SUBJECT_OF = {
     words.DIGIT: "digit",
     words.COLOUR: "colour",
     words.SHAPE: "shape",
@@ -36,34 +32,26 @@ _SUBJECT_OF = {
 
 
 def digit(
-    renderer: Renderer,
     draw: random.Random,
-    thinking: bool,
-    settings: PreprocessSettings,
     drawings: Drawings,
     *,
+    thinking: bool,
     turns: int = 1,
     varied: bool = True,
-) -> Example:
+) -> Conversation:
     """Which digit is this? With several turns, each has its own picture."""
     messages: list[Message] = []
-    placed = []
+    images = []
     for _ in range(turns):
         shown = pictures.draw_digit(draw, *draw.choice(drawings), varied=varied)
-        placed.append(as_picture(shown.image, settings))
+        images.append(shown.image)
         messages += _asked(words.DIGIT, shown.answers[words.DIGIT], thinking, has_image=True)
-    return _pictured(renderer, "digit", messages, placed, thinking)
+    return Conversation("digit", messages, thinking, images=images)
 
 
 def shapes(
-    renderer: Renderer,
-    draw: random.Random,
-    thinking: bool,
-    settings: PreprocessSettings,
-    *,
-    asked: str | None = None,
-    turns: int = 1,
-) -> Example:
+    draw: random.Random, *, thinking: bool, asked: str | None = None, turns: int = 1
+) -> Conversation:
     """Questions about one picture of shapes; `asked` fixes the first one."""
     count = 1 if asked == words.PLACE else draw.choice((1, 1, 1, 2, 3, 4))
     shown = pictures.draw_shapes(draw, count)
@@ -73,23 +61,20 @@ def shapes(
     messages: list[Message] = []
     for number, text in enumerate(questions):
         messages += _asked(text, shown.answers[text], thinking, has_image=number == 0)
-    name = _SUBJECT_OF[questions[0]] if len(questions) == 1 else "shapes"
-    placed = [as_picture(shown.image, settings)]
-    return _pictured(renderer, name, messages, placed, thinking)
+    name = SUBJECT_OF[questions[0]] if len(questions) == 1 else "shapes"
+    return Conversation(name, messages, thinking, images=[shown.image])
 
 
-def small_text(
-    renderer: Renderer, draw: random.Random, thinking: bool, kind: str, *, turns: int = 1
-) -> Example:
+def small_text(draw: random.Random, kind: str, *, thinking: bool, turns: int = 1) -> Conversation:
     """Questions of one kind of small text task, by its name in SMALL_TEXT."""
     messages: list[Message] = []
     for _ in range(turns):
         asked, said, thought = SMALL_TEXT[kind](draw)
         messages += (question(asked), answer(said, thought) if thinking else answer(said))
-    return renderer.conversation(kind, messages, options=EncoderOptions(thinking=thinking))
+    return Conversation(kind, messages, thinking)
 
 
-def weather(renderer: Renderer, draw: random.Random, thinking: bool) -> Example:
+def weather(draw: random.Random, *, thinking: bool) -> Conversation:
     """A question that calls the tool, and the answer once the result has come."""
     city, degrees = draw.choice(words.CITIES), draw.randint(0, 40)
     call = {
@@ -104,12 +89,11 @@ def weather(renderer: Renderer, draw: random.Random, thinking: bool) -> Example:
         {"role": "tool", "tool_call_id": "call_1", "content": result},
         answer(words.WEATHER_ANSWER.format(degrees=degrees), str(degrees) if thinking else ""),
     ]
-    options = EncoderOptions(thinking=thinking)
-    return renderer.conversation("tool", messages, options=options, tools=[words.WEATHER_TOOL])
+    return Conversation("tool", messages, thinking, tools=[words.WEATHER_TOOL])
 
 
 def _reverse(draw: random.Random) -> tuple[str, str, str]:
-    names = draw.sample(words.NAMES, draw.randint(2, 4))
+    names = draw.sample(words.NAMES, draw.randint(2, 3))
     return words.REVERSE.format(words=",".join(names)), ",".join(names[::-1]), "words"
 
 
@@ -148,13 +132,5 @@ def _asked(text: str, said: str, thinking: bool, *, has_image: bool) -> tuple[Me
     parts: Any = text
     if has_image:
         parts = [{"type": "image"}, {"type": "text", "text": text}]
-    thought = f"{_SUBJECT_OF[text]}={said}" if thinking else ""
+    thought = f"{SUBJECT_OF[text]}={said}" if thinking else ""
     return {"role": "user", "content": parts}, answer(said, thought)
-
-
-def _pictured(
-    renderer: Renderer, name: str, messages: Sequence[Message], placed: Any, thinking: bool
-) -> Example:
-    sizes = [(pictures.IMAGE_SIDE, pictures.IMAGE_SIDE)] * len(placed)
-    options = EncoderOptions(thinking=thinking, image_sizes=sizes)
-    return renderer.conversation(name, messages, options=options, pictures=placed)
