@@ -13,6 +13,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+from firstlight.errors import EnvironmentProblem
 from firstlight.training.recipes.k3_mini import words
 from firstlight.training.recipes.k3_mini.configuration import IMAGE_SIDE
 
@@ -40,8 +41,13 @@ class Shown:
 @lru_cache(maxsize=1)
 def digit_drawings() -> tuple[list[tuple[Image.Image, int]], list[tuple[Image.Image, int]]]:
     """Returns 8 x 8 drawings with their digits: (to learn from, held out)."""
-    from sklearn.datasets import load_digits  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "handwritten digits come with scikit-learn, which is not installed; "
+            'install it with: pip install "firstlight[train]"'
+        ) from error
     data: Any = load_digits()
     drawings = []
     for levels, digit in zip(data.images, data.target, strict=True):

@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import regex  # Unicode classes with intersections; tiktoken requires it
+
 from firstlight.inputs.kimi_k3.encoder import EncoderOptions, chat_segments
 from firstlight.inputs.tiktoken_files import CONFIG_FILE, MODEL_FILE, TOKENIZER_CLASS
 from firstlight.inputs.tiktoken_tokenizer import PIECES
@@ -75,8 +77,6 @@ def tokenizer_config(base: int) -> dict[str, Any]:
 
 def pieces() -> list[str]:
     """Returns the pieces of text that shall be one token each, without doubles."""
-    import regex  # for Unicode classes with intersections; a part of tiktoken's requirements
-
     cut = regex.compile(PIECES, regex.V1)
     found: dict[str, None] = {}
     for text in _texts():
