@@ -11,8 +11,9 @@ from pathlib import Path
 
 from firstlight.adapt.indexed_model import IndexedModel
 from firstlight.checkpoint.bare_index import BareIndex, read_bare_index
+from firstlight.checkpoint.findings import refuse_errors
 from firstlight.checkpoint.json_file import read_json
-from firstlight.checkpoint.names import require_match
+from firstlight.checkpoint.names import match_names
 from firstlight.checkpoint.positioned_io import explained, write_whole
 from firstlight.checkpoint.reader import INDEX_NAME
 from firstlight.checkpoint.tensor_info import TensorInfo
@@ -47,7 +48,7 @@ def write_rehearsal(config: Path, target: Path) -> RehearsalReport:
     spec = read_model_spec(read_json(folder / "config.json"))
     index = read_bare_index(folder) or _one_file_a_unit(folder, spec)
     model = IndexedModel(folder, index)
-    require_match(model, spec)
+    refuse_errors(match_names(model.tensors, spec).findings(), str(index.path))
     with explained(target, 0, "create"):
         target.mkdir(parents=True, exist_ok=True)
     by_file: dict[str, list[TensorInfo]] = {}

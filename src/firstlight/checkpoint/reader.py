@@ -3,101 +3,46 @@
 Nothing is unpickled, ever. Every defect the headers show is found before a value is read.
 """
 
-import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
-import numpy as np
-from blake3 import blake3
-
+from firstlight.checkpoint.file_checkpoint import FileCheckpoint
 from firstlight.checkpoint.findings import ERROR, NOTE, WARNING, Finding, refuse_errors
 from firstlight.checkpoint.gguf import GgufCheckpoint
-from firstlight.checkpoint.json_file import read_index, read_json
-from firstlight.checkpoint.positioned_io import InputFile
+from firstlight.checkpoint.json_file import read_index
 from firstlight.checkpoint.safetensors_header import Header, read_header
-from firstlight.checkpoint.tensor_info import RAW_TYPES, Array, Checkpoint, TensorInfo
-from firstlight.errors import BadInput, ConfigError, TensorError
+from firstlight.checkpoint.tensor_info import Checkpoint, TensorInfo
+from firstlight.checkpoint.torch_distributed import METADATA_NAME, open_distributed
+from firstlight.checkpoint.torch_file import TORCH_SUFFIXES, read_torch_header
+from firstlight.errors import BadInput, TensorError
 from firstlight.units import format_count
 
 INDEX_NAME = "model.safetensors.index.json"
 
 
-class SafetensorsCheckpoint:
-    """Safetensors files, one or many, seen as one mapping of names to tensors."""
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of file with a header: what it is called and how it is read."""
 
-    format = "safetensors"
+    name: str
+    suffixes: tuple[str, ...]
+    index: str
+    read: Callable[[Path], Header]
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        headers: Mapping[Path, Header],
-        findings: Iterable[Finding],
-    ) -> None:
-        self.path = path
-        self.files = tuple(headers)
-        found = list(findings)
-        tensors: dict[str, TensorInfo] = {}
-        for header in headers.values():
-            found.extend(header.findings)
-            for tensor in header.tensors:
-                if tensor.name in tensors:
-                    other = tensors[tensor.name].file.name
-                    what = f"this tensor is also in {other}; which one counts is not known"
-                    found.append(Finding(ERROR, f"{tensor.file}, {tensor.name}", what))
-                tensors[tensor.name] = tensor
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
-        self.findings = tuple(found)
-        self._headers = headers
-        self._files: dict[Path, InputFile] = {}
-        self._lock = threading.Lock()
 
-    def config(self) -> dict[str, Any]:
-        """Returns config.json. Raises ConfigError when the folder has none."""
-        folder = self.path if self.path.is_dir() else self.path.parent
-        return read_json(folder / "config.json", ConfigError)
-
-    def read(self, name: str, rows: slice | None = None) -> Array:
-        """Returns a tensor, or the rows [start, stop) of it, as a new array."""
-        info = self.tensors[name]
-        start, stop, _ = (rows or slice(None)).indices(info.rows)
-        shape = (stop - start, *info.shape[1:]) if info.shape else ()
-        values: Array = np.empty(shape, RAW_TYPES[info.dtype])
-        self.read_into(name, start, values.reshape(-1).view(np.uint8).data)
-        return values
-
-    def read_into(self, name: str, start_row: int, buffer: memoryview) -> None:
-        """Fills a byte buffer with whole rows from `start_row` on."""
-        info = self.tensors[name]
-        row_bytes = info.num_bytes // max(1, info.rows)
-        self._open(info.file).read_into(buffer, info.offset + start_row * row_bytes)
-
-    def source_digest(self) -> str:
-        """Returns a BLAKE3 over file names, sizes and headers."""
-        hasher = blake3()
-        for path, header in sorted(self._headers.items()):
-            hasher.update(f"{path.name}\0{header.size}\0{header.digest}\n".encode())
-        return hasher.hexdigest()
-
-    def close(self) -> None:
-        """Closes the files; they are opened again by the next read."""
-        with self._lock:
-            for file in self._files.values():
-                file.close()
-            self._files.clear()
-
-    def _open(self, path: Path) -> InputFile:
-        with self._lock:
-            if path not in self._files:
-                self._files[path] = InputFile(path)
-            return self._files[path]
+_SAFETENSORS = _Kind("safetensors", (".safetensors",), INDEX_NAME, read_header)
+_TORCH = _Kind("pytorch", TORCH_SUFFIXES, "pytorch_model.bin.index.json", read_torch_header)
+_KINDS = (_SAFETENSORS, _TORCH)
+# What trainers leave beside weights.
+_NO_WEIGHTS = frozenset(
+    {"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"}
+)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Opens a checkpoint folder, a .safetensors or a .gguf file.
+    """Opens a checkpoint folder or one file: safetensors, torch's own, its distributed kind, GGUF.
 
     Raises TensorError listing every defect that the headers show.
     """
@@ -115,48 +60,62 @@ def scan_checkpoint(path: Path) -> Checkpoint:
         raise TensorError(f"{path}: no such file or directory")
     if path.is_file():
         return _open_file(path)
-    index = path / INDEX_NAME
-    if index.exists():
-        return _open_index(path, index)
-    files = sorted(path.glob("*.safetensors"))
-    if len(files) == 1:
-        return SafetensorsCheckpoint(path, headers={files[0]: read_header(files[0])}, findings=())
-    if files:
-        names = ", ".join(f.name for f in files[:8])
-        raise TensorError(
-            f"{path}: {len(files)} safetensors files ({names}) and no {INDEX_NAME} to say which "
-            "belong to the model; add the index or name one file"
-        )
+    for kind in _KINDS:
+        if (path / kind.index).exists():
+            return _open_index(path, path / kind.index, kind)
+        files = _weights_in(path, kind)
+        if len(files) == 1:
+            return _open_single(path, files[0], kind)
+        if files:
+            names = ", ".join(f.name for f in files[:8])
+            raise TensorError(
+                f"{path}: {len(files)} {kind.name} files ({names}) and no {kind.index} to say "
+                "which belong to the model; add the index or name one file"
+            )
     return _open_other(path)
+
+
+def _weights_in(folder: Path, kind: _Kind) -> list[Path]:
+    found = (p for p in folder.iterdir() if p.suffix in kind.suffixes) if folder.is_dir() else ()
+    return sorted(p for p in found if p.name not in _NO_WEIGHTS)
+
+
+def _open_single(path: Path, file: Path, kind: _Kind) -> FileCheckpoint:
+    return FileCheckpoint(path, kind=kind.name, headers={file: kind.read(file)}, findings=())
 
 
 def _open_file(path: Path) -> Checkpoint:
     if path.suffix == ".gguf":
         return GgufCheckpoint(path)
+    if path.name == METADATA_NAME:
+        return open_distributed(path.parent)
+    for kind in _KINDS:
+        if path.name.endswith(".index.json") and f"{kind.suffixes[0]}." in path.name:
+            return _open_index(path.parent, path, kind)
+        if path.suffix in kind.suffixes:
+            return _open_single(path, path, kind)
     if path.name.endswith(".index.json"):
-        return _open_index(path.parent, path)
-    if path.suffix == ".safetensors":
-        return SafetensorsCheckpoint(path, headers={path: read_header(path)}, findings=())
-    raise TensorError(f"{path}: not a .safetensors or .gguf file. {_PICKLE}")
+        return _open_index(path.parent, path, _SAFETENSORS)
+    raise TensorError(f"{path}: not a {_READABLE}")
 
 
-_PICKLE = "Pickled weights (.bin, .pt, .pth) are not read: unpickling runs code from the file"
+_READABLE = ".safetensors, .bin, .pt, .pth or .gguf file"
 
 
 def _open_other(path: Path) -> Checkpoint:
+    if (path / METADATA_NAME).is_file():
+        return open_distributed(path)
     gguf = sorted(path.glob("*.gguf"))
     if len(gguf) == 1:
         return GgufCheckpoint(gguf[0])
     if gguf:
         raise TensorError(f"{path}: {len(gguf)} GGUF files; name the one to read")
     if not path.is_dir():
-        raise TensorError(f"{path}: neither a folder nor a .safetensors or .gguf file")
-    pickled = [f.name for f in sorted(path.iterdir()) if f.suffix in (".bin", ".pt", ".pth")]
-    hint = f" {_PICKLE}; found {', '.join(pickled[:8])}" if pickled else ""
-    raise TensorError(f"{path}: holds no .safetensors and no .gguf file.{hint}")
+        raise TensorError(f"{path}: neither a folder nor a {_READABLE}")
+    raise TensorError(f"{path}: holds no {_READABLE} and no {METADATA_NAME} of torch.distributed")
 
 
-def _open_index(folder: Path, index: Path) -> SafetensorsCheckpoint:
+def _open_index(folder: Path, index: Path, kind: _Kind) -> FileCheckpoint:
     fields = read_index(index)
     weight_map = fields.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -171,29 +130,28 @@ def _open_index(folder: Path, index: Path) -> SafetensorsCheckpoint:
         findings.append(Finding(ERROR, f"{index}, {name}", what))
     headers: dict[Path, Header] = {}
     for file, names in sorted(by_file.items()):
-        _add_shard(folder / file, names, headers, findings)
+        if header := _read_shard(folder / file, names, kind, findings):
+            headers[folder / file] = header
     findings.extend(_index_remarks(index, headers, set(by_file), fields.get("metadata")))
-    return SafetensorsCheckpoint(folder, headers=headers, findings=findings)
+    return FileCheckpoint(folder, kind=kind.name, headers=headers, findings=findings)
 
 
-def _add_shard(
-    path: Path, names: set[str], headers: dict[Path, Header], findings: list[Finding]
-) -> None:
+def _read_shard(path: Path, names: set[str], kind: _Kind, findings: list[Finding]) -> Header | None:
     """Reads one file the index names and compares its tensors with the index."""
     if not path.is_file():
         listed = ", ".join(sorted(names)[:3])
         what = f"the index names this file for {len(names)} tensors ({listed} ...); it is absent"
         findings.append(Finding(ERROR, str(path), what, "download this file"))
-        return
+        return None
     try:
-        header = headers[path] = read_header(path)
+        header = kind.read(path)
     except BadInput as error:
         findings.append(Finding(ERROR, str(path), str(error)))
-        return
+        return None
     present = {t.name for t in header.tensors}
     broken = {f.where for f in header.findings}
     if not present and header.findings:
-        return  # the header as a whole is unreadable and reported as such
+        return header  # as a whole it is unreadable and reported as such
     for name in sorted(names - present):
         if f"{path}, {name}" not in broken:
             what = "the index places this tensor here, the file lacks it"
@@ -201,6 +159,7 @@ def _add_shard(
     for name in sorted(present - names):
         what = "the file holds this tensor, the index does not list it"
         findings.append(Finding(ERROR, f"{path}, {name}", what, "index and file do not match"))
+    return header
 
 
 def _index_remarks(
@@ -211,7 +170,8 @@ def _index_remarks(
     if isinstance(stated, int) and stated != total:
         what = f"total_size says {format_count(stated)} bytes, the headers {format_count(total)}"
         yield Finding(WARNING, str(index), what)
-    for path in sorted(index.parent.glob("*.safetensors")):
+    suffixes = {Path(name).suffix for name in listed}
+    for path in sorted(p for p in index.parent.iterdir() if p.suffix in suffixes):
         if path.is_file() and path.name not in listed:
             yield Finding(NOTE, str(path), "not in the index, so not read")
 

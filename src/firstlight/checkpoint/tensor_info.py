@@ -66,7 +66,7 @@ class Checkpoint(Protocol):
 
     @property
     def format(self) -> str:
-        """`safetensors` or `gguf`."""
+        """`safetensors`, `pytorch`, `torch.distributed` or `gguf`."""
         ...
 
     @property

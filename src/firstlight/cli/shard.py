@@ -10,7 +10,7 @@ import typer
 from firstlight.cli.options import AsJson
 from firstlight.cli.outcome import show
 
-Source = Annotated[Path, typer.Argument(help="checkpoint folder, or a GGUF or safetensors file")]
+Source = Annotated[Path, typer.Argument(help="checkpoint folder, or a safetensors, .bin or GGUF file")]
 Store = Annotated[Path, typer.Argument(help="directory to make, or to finish", show_default=False)]
 Codec = Annotated[str, typer.Option(help="keep, fp32, bf16 or fp16")]
 
