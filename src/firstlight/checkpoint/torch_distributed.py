@@ -83,11 +83,9 @@ class DistributedCheckpoint(FileCheckpoint):
                 skip = (low - chunk.first[0]) * prod(chunk.shape[1:]) * values.itemsize
                 bytes_of_box = box.reshape(-1).view(np.uint8).data
                 self._open(chunk.file).read_into(bytes_of_box, chunk.offset + skip)
-                inner = (
-                    slice(at, at + length)
-                    for at, length in zip(chunk.first[1:], chunk.shape[1:], strict=True)
-                )
-                values[(slice(low - start, high - start), *inner)] = box
+                starts = (low - start, *chunk.first[1:])
+                place = tuple(slice(a, a + n) for a, n in zip(starts, box.shape, strict=True))
+                values[place] = box
         return values
 
 
@@ -195,8 +193,10 @@ def _tensor(
 
 
 def _dtype(properties: Any) -> str:
-    state = getattr(properties, "state", None)
-    named = state[0] if isinstance(state, tuple) and state else getattr(state, "get", dict)("dtype")
+    state = properties.state if isinstance(properties, Record) else None
+    named = state[0] if isinstance(state, tuple) and state else None
+    if isinstance(state, dict):
+        named = state.get("dtype")
     name = str(getattr(named, "name", "")).removeprefix("dtype:")
     if name not in DTYPES:
         raise TensorError(f"element type {name or 'not stated'} is not known")
