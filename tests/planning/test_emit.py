@@ -55,6 +55,11 @@ def test_sglang_counts_data_parallel_parts_as_tensor_parallel(spread):
     assert found["--max-running-requests"] == "16"
 
 
+def test_serve_is_told_the_sequences_of_all_parts(spread):
+    launch = TARGETS["firstlight"](spread[1], FLEET)
+    assert options(launch.lines[0])["--max-sequences"] == "16"
+
+
 def test_experts_that_vllm_would_spread_otherwise_are_a_note(k3):
     _, plan = planned(k3, Layout(tp=8, pp=4, dp=2, ep=4))
     assert TARGETS["vllm"](plan, FLEET).notes[0] == (

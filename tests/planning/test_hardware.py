@@ -68,6 +68,14 @@ def test_an_island_is_the_devices_own_unless_said():
 
 
 @pytest.mark.parametrize(
+    ("text", "cards"),
+    [("16xS5000@4", 4), ("64xS5000", 8), ("72xGB300", 4), ("64xL40S", 8), ("2xH100", 2)],
+)
+def test_a_machine_has_so_many_cards(text, cards):
+    assert parse_fleet(text).machine == cards
+
+
+@pytest.mark.parametrize(
     ("text", "part"),
     [
         ("64xX9000", "known: S4000"),

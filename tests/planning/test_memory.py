@@ -75,6 +75,16 @@ def test_components_are_found_under_the_names_the_engine_measures(mini_work):
         plan.predicted_bytes("spell/0")
 
 
+def test_logits_are_made_in_the_last_stage_and_images_read_in_the_first(mini_work):
+    few, more = (memory(mini_work, Layout(pp=2), concurrency=n, images=1) for n in (4, 6))
+    grown = [
+        after.components["activations"] - before.components["activations"]
+        for before, after in zip(few.stages, more.stages, strict=True)
+    ]
+    assert grown == [0, 2 * mini_work.vocab * (2 + 4)]
+    assert few.stages[0].components["encoder"] > 0 == few.stages[1].components["encoder"]
+
+
 def test_a_fifth_of_each_device_is_kept_unless_said_otherwise(mini_work):
     assert memory(mini_work, Layout()).stages[0].components["reserve"] == 16_000_000_000
     rules = PlanRules(reserve_share=0.1)

@@ -109,6 +109,21 @@ def test_the_smallest_fleets_come_first(k3):
     ]
 
 
+def test_fleets_that_fail_come_last(k3):
+    devices = [find_device(name) for name in ("S5000", "GB300")]
+    found = find_fleets(question(k3, "1xS5000"), devices, limit=8)
+    assert [(f.device.name, f.works) for f in found] == [("GB300", True), ("S5000", False)]
+
+
+def test_a_plan_that_keeps_the_targets_goes_before_a_faster_one_that_does_not(k3):
+    load = Workload(context=1 << 20, concurrency=16)
+    free = search(question(k3, load=load))
+    sooner = min(one.speed.ttft for one in free.lost if one.speed)
+    assert sooner < free.forecast.ttft.expected
+    bound = search(question(k3, load=load, targets=Targets(ttft=sooner * 1.001)))
+    assert not bound.misses and bound.forecast.tpot.expected > free.forecast.tpot.expected
+
+
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_more_work_never_takes_less_time(k3_work, data):

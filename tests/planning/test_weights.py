@@ -41,19 +41,24 @@ def test_rule_by_rule_equals_tensor_by_tensor_on_every_rank(name, request, data)
         assert sum(table.stage_bytes(layout, place.pp_index).values()) == exact
 
 
+@pytest.mark.parametrize("name", ["mini", "dense"])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_ranks_read_every_byte_once_and_declared_copies_again(mini, data):
-    layout = data.draw(st.sampled_from(layouts(mini)))
-    table = weight_table(mini, "bfloat16")
+def test_ranks_read_every_byte_once_and_declared_copies_again(name, request, data):
+    spec = request.getfixturevalue(name)
+    layout = data.draw(st.sampled_from(layouts(spec)))
+    table = weight_table(spec, "bfloat16")
     expected = 0
     for one in table.classes:
         if one.tensor.unused:
             continue
-        copies = layout.dp * (layout.tp if one.tensor.axis == "replicated" else 1)
+        axis = spec.facts.axes.get(one.tensor.axis)
+        pieces = 1 if axis is None else axis.pieces
+        shared = axis is None or axis.replicable  # more ranks than pieces hold copies
+        copies = layout.dp * (max(1, layout.tp // pieces) if shared else 1)
         if one.is_expert:
             copies = 1 if one.tensor.axis == "expert" else layout.expert_tp
         whole = table.whole_bytes(one) * one.copies * max(1, len(one.layers))
         expected += copies * whole
-    loads = rehearse(mini, table, layout).loads
+    loads = rehearse(spec, table, layout).loads
     assert sum(load.read_bytes for load in loads) == expected

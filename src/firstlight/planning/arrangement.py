@@ -51,8 +51,8 @@ def arrangements(
 ) -> Iterator[Arrangement]:
     """Yields every arrangement that uses all devices and that the model can be cut by.
 
-    With an `island`, tensor parallel groups lie within one or take whole ones. Attention is data-parallel only beside experts, which its ranks share; a dense model's copies
-    are replicas.
+    With an `island`, tensor parallel groups lie within one or take whole ones. Attention is
+    data-parallel only beside experts, which its ranks share; a dense model's copies are replicas.
     """
     facts = spec.facts
     ways = set(legal_expert_degrees(facts.axes, max(64, devices)))
