@@ -89,7 +89,7 @@ def check_cache_fits(settings: EngineSettings, spec: ModelSpec) -> None:
     Raises UsageError for a context the model lacks, OutOfBudget with ways out in numbers. Ranks
     that have loaded are asked again, and have less.
     """
-    available = available_bytes() // settings.tp
+    available = available_bytes(settings.device, settings.tp)
     plan_caches(cache_needs(settings, spec), available=available, budget=settings.kv_budget_bytes)
 
 

@@ -1,132 +1,216 @@
-"""Owns the verb `probe`: what this machine has, which kernels it would use, what is missing.
+"""Owns the verb `probe`: what a machine has, how fast it is, and whether it is fit for a model.
 
 Knows which parts to ask; how they find out is theirs.
 """
 
 from __future__ import annotations
 
-import platform
-from typing import TYPE_CHECKING, Annotated
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from firstlight.cli.options import AsJson
+from firstlight.cli.options import AsJson, options_from
 from firstlight.cli.outcome import show
+from firstlight.errors import BadInput, EnvironmentProblem
+from firstlight.settings.settings import resolve_flags, setting
 
 if TYPE_CHECKING:
-    from firstlight.accept.report import Check, Report, Section
+    from firstlight.accept.report import Report, Section
+    from firstlight.adapt.probe.facts import Facts
+    from firstlight.models.spec import ModelSpec
+    from firstlight.planning.hardware import Device
+    from firstlight.platforms.machine import Machine
     from firstlight.platforms.spec import DeviceSpec
+    from firstlight.platforms.stack import VendorStack
 
-Device = Annotated[str, typer.Option(help="platform to look at (auto, cpu, ...)")]
-Dtype = Annotated[str, typer.Option(help="type of weights the kernels are chosen for")]
-
-
-def probe(device: Device = "cpu", dtype: Dtype = "float32", as_json: AsJson = False) -> int:
-    """Show devices, memory, versions and kernels."""
-    return show(probe_report(device, dtype), as_json=as_json)
+_NONE = "none"
 
 
-def probe_report(device: str, dtype: str) -> Report:
-    """Looks at the machine; raises UsageError for an unknown platform."""
+@dataclass(frozen=True, kw_only=True)
+class ProbeFlags:
+    """What the verb takes; lengths in tokens."""
+
+    model: Path | None = setting(
+        None, "model to judge the machine for: as for plan", optional_text=_NONE
+    )
+    device: str = setting("auto", "platform to look at; auto takes the cards the kernel sees")
+    dtype: str = setting(
+        "float32", "compute type kernels are run in", choices=("float32", "bfloat16", "float16")
+    )
+    context: int | None = setting(
+        None, "longest sequence to hold", kind="count", minimum=1, optional_text="the model's own"
+    )
+    concurrency: int = setting(16, "sequences at once, each of full context", minimum=1)
+    nodes: int = setting(1, "machines that will work together", minimum=1)
+    folder: Path = setting(Path("."), "where weights will lie; its disk is looked at and measured")
+    measure: bool = setting(False, "measure products, memory, copies, storage and collectives")
+    threads: int = setting(1, "host threads while measuring", minimum=1)
+    save_profile: Path | None = setting(
+        None, "measure, and write the device record plan --profile reads", optional_text=_NONE
+    )
+    record: Path | None = setting(
+        None, "write every fact read, so that others can judge this machine", optional_text=_NONE
+    )
+    machine: Path | None = setting(
+        None, "judge a recorded machine instead of this one", optional_text=_NONE
+    )
+
+
+@options_from(ProbeFlags, arguments=("model",))
+def probe(flags: Mapping[str, Any], as_json: AsJson = False) -> int:
+    """Say whether this machine is fit, for a model if one is named.
+
+    Eleven checks, each ok, warn, fail or unknown with a fix; kernels run against known answers.
+    """
+    from firstlight.adapt.probe.ask import NAME
+    from firstlight.platforms.machine import LiveMachine, RecordingMachine, read_record
+
+    given = resolve_flags(ProbeFlags, flags)
+    source = read_record(given.machine) if given.machine else LiveMachine(NAME)
+    machine = RecordingMachine(source)
+    report = probe_report(given, machine)
+    if given.record is not None:
+        _write(given.record, json.dumps(machine.record, indent=1, sort_keys=True) + "\n")
+    return show(report, as_json=as_json)
+
+
+def probe_report(given: ProbeFlags, machine: Machine) -> Report:
+    """Looks at a machine; raises UsageError for an unknown platform."""
+    from firstlight.accept import probe_report as parts
     from firstlight.accept.report import Report
+    from firstlight.adapt.probe.examine import chosen_stack, examine
+    from firstlight.adapt.probe.facts import Facts
+
+    stack = _stack(given.device, chosen_stack, machine)
+    facts, spec = Facts(machine, stack), _model(given)
+    specs = [] if given.machine else _processors()
+    kernels, kernel_data = parts.kernel_section(
+        machine, stack.name, given.dtype, _used(given, machine, stack)
+    )
+    measured, measured_data, device = _measured(given, machine, stack)
+    sections = (
+        parts.device_section(specs, facts),
+        parts.version_section(facts),
+        *parts.check_sections(examine(machine, stack, _purpose(given, spec))),
+        parts.topology_section(facts),
+        kernels,
+        *measured,
+        *_suggestions(given, spec, facts, device),
+    )
+    data = {"platform": stack.name, "devices": parts.device_data(specs, facts)}
+    return Report("firstlight probe", sections, data=data | kernel_data | measured_data)
+
+
+def _stack(asked: str, choose: Any, machine: Machine) -> VendorStack:
+    from firstlight.platforms.find import named, platforms
+
+    known = [one.stack for one in platforms()]
+    stack: VendorStack = choose(machine, named(asked).name if asked != "auto" else asked, known)
+    return stack
+
+
+def _processors() -> list[DeviceSpec]:
     from firstlight.platforms.find import find_platform
 
-    found = find_platform(device)
-    specs = [found.spec(index) for index in range(found.count())]
-    versions, kernels = _versions(), _kernels(specs[0], dtype)
-    data = {
-        "devices": [_device_data(spec) for spec in specs],
-        "kernels": {str(row[0]): row[1] for row in kernels.rows},
-    }
-    return Report("firstlight probe", (_devices(specs), versions, kernels), data=data)
+    return [find_platform("cpu").spec()]
 
 
-def _devices(specs: list[DeviceSpec]) -> Section:
+def _model(given: ProbeFlags) -> ModelSpec | None:
+    from firstlight.cli.plan import read_model
+
+    return read_model(given.model) if given.model is not None else None
+
+
+def _purpose(given: ProbeFlags, spec: ModelSpec | None) -> Any:
+    from firstlight.adapt.probe.host_checks import Purpose
+    from firstlight.planning.weights import weight_table
+
+    needed = weight_table(spec, given.dtype).total_bytes if spec is not None else 0
+    return Purpose(str(given.folder), needed, given.nodes)
+
+
+def _used(given: ProbeFlags, machine: Machine, stack: VendorStack) -> Any:
+    """Operations by path; None without a model, or where torch cannot build it."""
+    from firstlight.platforms.machine import FactUnknown
+
+    if given.model is None:
+        return None
+    try:
+        found = machine.ask(f"operations {stack.name} {given.dtype} {given.model.resolve()}")
+    except FactUnknown:
+        return None
+    return {path: found[path] for path in ("text", "image") if found[path]}
+
+
+def _measured(
+    given: ProbeFlags, machine: Machine, stack: VendorStack
+) -> tuple[tuple[Section, ...], dict[str, Any], Device | None]:
+    from firstlight.accept.probe_profile import profile_of, write_profile
+    from firstlight.accept.probe_report import curve_section
+    from firstlight.platforms.machine import FactUnknown
+
+    if not (given.measure or given.save_profile):
+        return (), {}, None
+    try:
+        curves = machine.ask(f"curves {stack.name} {given.threads} {given.folder}")
+    except FactUnknown as unknown:
+        raise EnvironmentProblem(f"nothing can be measured: {unknown}") from unknown
+    device = profile_of(curves, stack.vendor)
+    if given.save_profile is not None:
+        try:
+            write_profile(device, given.save_profile)
+        except OSError as error:
+            raise BadInput(f"{given.save_profile}: {error.strerror}") from error
+    return (curve_section(curves),), {"curves": dict(curves)}, device
+
+
+def _suggestions(
+    given: ProbeFlags, spec: ModelSpec | None, facts: Facts, device: Device | None
+) -> tuple[Section, ...]:
+    from firstlight.accept.probe_profile import Wanted, suggestions
     from firstlight.accept.report import Section
-    from firstlight.units import format_bytes
 
-    rows = tuple(
-        (
-            f"{spec.kind}:{spec.index}",
-            spec.name,
-            spec.cores,
-            format_bytes(spec.memory.total_bytes),
-            format_bytes(spec.memory.available_bytes),
-        )
-        for spec in specs
+    if spec is None:
+        return ()
+    count, found = _planned_device(facts, device, live=given.machine is None)
+    if found is None:
+        words = ("no figures of this device: run with --measure where it is",)
+        return (Section("what fits", lines=words),)
+    wanted = Wanted(
+        context=given.context or spec.context_length,
+        concurrency=given.concurrency,
+        dtype=given.dtype,
     )
-    notes = tuple(f"{spec.kind}:{spec.index}: {note}" for spec in specs for note in spec.notes)
-    columns = ("device", "name", "cores", "memory", "available")
-    return Section("devices", lines=notes, columns=columns, rows=rows)
+    title = f"what fits on {count} x {found.name}"
+    return (Section(title, lines=suggestions(spec, found, count, wanted)),)
 
 
-def _versions() -> Section:
-    from firstlight.accept.report import Check, Section
-    from firstlight.platforms.torch_check import torch_problem, torch_version
-    from firstlight.platforms.versions import PYTHON, TORCH, at_least
+def _planned_device(facts: Facts, measured: Device | None, *, live: bool) -> tuple[int, Any]:
+    """The cards as the catalogue or a measurement has them, with the memory their driver tells."""
+    from msgspec.structs import replace
 
-    found = platform.python_version()
-    fits = at_least(found, PYTHON.minimum)
-    python = Check(
-        f"python {PYTHON.minimum} or newer",
-        "ok" if fits else "fail",
-        f"{found}; tested with {PYTHON.tested}",
-        f"use Python {PYTHON.tested}",
-    )
-    problem = torch_problem()
-    detail = problem or f"{torch_version()}; tested with {TORCH.tested}"
-    torch = Check(f"torch {TORCH.minimum} or newer", "fail" if problem else "ok", detail)
-    return Section("versions", checks=(python, torch))
+    from firstlight.accept.probe_profile import by_name
+    from firstlight.planning.hardware import Figure
+    from firstlight.planning.host_profile import measure_host
+    from firstlight.platforms.machine import FactUnknown
 
-
-def _kernels(spec: DeviceSpec, dtype: str) -> Section:
-    from firstlight.accept.report import Check, Section
-    from firstlight.platforms.torch_check import torch_problem
-
-    if torch_problem() is not None:
-        unknown = Check("kernels chosen", "unknown", "cannot be known without torch")
-        return Section("kernels", checks=(unknown,))
-    from firstlight.kernels.builtin import builtin_kernels
-    from firstlight.kernels.registry import KernelQuery
-
-    query = KernelQuery(platform=spec.kind, dtype=dtype, cpu_features=spec.cpu_features)
-    choices = builtin_kernels().resolve(query).choices
-    rows = tuple(
-        (
-            choice.operation,
-            choice.kernel.name,
-            "; ".join(f"{name} {reason}" for name, reason in choice.passed_over) or None,
-        )
-        for choice in choices
-    )
-    slow = [choice.operation for choice in choices if choice.kernel.name == "reference"]
-    return Section(
-        f"kernels for {dtype}",
-        columns=("operation", "kernel", "passed over"),
-        rows=rows,
-        checks=(_speed_check(slow, len(choices)),),
-    )
+    if not facts.stack.driver_command:
+        return 1, measured or (measure_host() if live else None)
+    try:
+        cards = facts.cards()
+    except FactUnknown:
+        return 0, None
+    known = measured or (by_name(cards[0].name) if cards else None)
+    if known is None:
+        return len(cards), None
+    smallest = min(card.total_bytes for card in cards)
+    return len(cards), replace(known, memory=Figure(float(smallest), "told by the driver"))
 
 
-def _speed_check(slow: list[str], total: int) -> Check:
-    from firstlight.accept.report import Check
-
-    name = "fast kernels"
-    if not slow:
-        return Check(name, "ok", f"{total} operations")
-    detail = f"{len(slow)} of {total} operations run on the plain reference: {', '.join(slow)}"
-    return Check(name, "warn", detail, "python -m firstlight.kernels.build")
-
-
-def _device_data(spec: DeviceSpec) -> dict[str, object]:
-    return {
-        "kind": spec.kind,
-        "index": spec.index,
-        "name": spec.name,
-        "cores": spec.cores,
-        "total_bytes": spec.memory.total_bytes,
-        "available_bytes": spec.memory.available_bytes,
-        "capabilities": sorted(spec.capabilities),
-        "cpu_features": sorted(spec.cpu_features),
-        "notes": list(spec.notes),
-    }
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from error

@@ -144,8 +144,7 @@ class Startup:
         self, ranks: RankGroup, needs: CacheNeeds, loaded: list[RankLoaded]
     ) -> CachePlan:
         settings = self._settings
-        # Ranks of one CPU share its memory; each may take its part of what the last one saw.
-        available = min(report.available_bytes for report in loaded) // settings.tp
+        available = min(report.available_bytes for report in loaded)
         plan = plan_caches(needs, available=available, budget=settings.kv_budget_bytes)
         ranks.send(AllocateCaches(plan.num_blocks, plan.num_slots))
         for report in ranks.collect(CachesAllocated):

@@ -9,6 +9,7 @@ import resource
 
 from firstlight.platforms.host import Host, read_host
 from firstlight.platforms.spec import DeviceSpec, Memory
+from firstlight.platforms.stack import Platform, VendorStack
 from firstlight.platforms.torch_check import require_torch
 
 _DTYPES = frozenset({"float32", "bfloat16", "float16", "int8"})
@@ -45,6 +46,8 @@ class CpuRuntime:
             capabilities=_DTYPES | {"host_memory"},
             cpu_features=host.cpu_features,
             notes=host.notes,
+            vendor="host",
+            collective_backend=self.collective_backend,
         )
 
     def memory(self, index: int = 0) -> Memory:
@@ -65,3 +68,8 @@ class CpuRuntime:
 
     def release_cached(self, index: int = 0) -> None:
         """Nothing is held: the allocator is the process's own."""
+
+
+RUNTIME = CpuRuntime()
+STACK = VendorStack(name="cpu", vendor="host", machines=("x86_64", "aarch64"))
+PLATFORM = Platform(RUNTIME, STACK)

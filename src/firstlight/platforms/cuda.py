@@ -1,82 +1,111 @@
-"""Owns CUDA devices as torch offers them; written from documentation, not yet run on one.
+"""Owns CUDA devices as torch offers them, and where the vendor's software shows on a machine.
 
-Knows no kernel and no model; imports torch only when asked something that needs a device.
+Written from documentation, not yet run on a device; knows no kernel and no model.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from typing import Any
 
-from firstlight.errors import EnvironmentProblem
-from firstlight.platforms.spec import DeviceSpec, Memory
-from firstlight.platforms.torch_check import require_torch, torch_problem
+from firstlight.platforms.accelerator import AcceleratorRuntime, Traits, Vendor
+from firstlight.platforms.stack import Platform, VendorStack
+from firstlight.platforms.torch_check import require_torch
 
 UNTESTED = "this platform was written from documentation and has not been run on a device"
+_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
+_BFLOAT16_FROM, _FLOAT8_FROM = 80, 89
 
 
-class CudaRuntime:
-    """The CUDA devices visible to this process."""
+def traits(module: Any, index: int) -> Traits:
+    """Returns what the compute capability says of a card."""
+    properties = module.get_device_properties(index)
+    arch = 10 * int(properties.major) + int(properties.minor)
+    has = {"float32", "float16", "float64", "int8", "int8_mm", "streams", "graphs", "pinned"}
+    has |= {"event_timing", "compile", "accelerator_memory_api", "graph_collectives"}
+    if arch >= _BFLOAT16_FROM:
+        has.add("bfloat16")
+    if arch >= _FLOAT8_FROM:
+        has |= {"float8", "fp8_storage", "fp8_collective"}
+    version = require_torch().version
+    notes = [UNTESTED]
+    if getattr(version, "hip", None):
+        notes.append(f"torch is built for HIP {version.hip}: another vendor's card under this name")
+    return Traits(
+        arch=arch,
+        cores=int(properties.multi_processor_count),
+        capabilities=frozenset(has),
+        undecided=frozenset({"p2p", "triton"}),
+        versions=(("sdk", str(version.cuda)),) if version.cuda else (),
+        notes=tuple(notes),
+    )
 
-    name = "cuda"
-    collective_backend = "nccl"
 
-    def unavailable(self) -> str | None:
-        """Why no CUDA device can be used here, or None."""
-        problem = torch_problem()
-        if problem is not None:
-            return problem
-        device = require_torch().cuda
-        if not device.is_available() or device.device_count() == 0:
-            return "torch sees no CUDA device; check the driver, and that torch was built for it"
-        return None
+def read_cards() -> Mapping[str, Any]:
+    """Returns driver, cards and links as NVML tells them. Raises what it raises when absent."""
+    nvml: Any = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    driver = nvml.nvmlSystemGetDriverVersion()
+    return {
+        "driver": driver.decode() if isinstance(driver, bytes) else str(driver),
+        "cards": [_card(nvml, handle) for handle in handles],
+        "links": [link for i, handle in enumerate(handles) for link in _links(nvml, handle, i)],
+    }
 
-    def count(self) -> int:
-        """Number of visible devices; 0 when the platform is unavailable."""
-        return 0 if self.unavailable() else int(self._cuda().device_count())
 
-    def spec(self, index: int = 0) -> DeviceSpec:
-        """The device's name, multiprocessors and memory."""
-        properties = self._cuda().get_device_properties(index)
-        dtypes = {"float32", "float16", "int8"}
-        if (properties.major, properties.minor) >= (8, 0):
-            dtypes.add("bfloat16")
-        if (properties.major, properties.minor) >= (8, 9):
-            dtypes.add("float8")
-        return DeviceSpec(
-            name=str(properties.name),
-            kind=self.name,
-            index=index,
-            memory=self.memory(index),
-            cores=int(properties.multi_processor_count),
-            capabilities=frozenset(dtypes | {"streams", "graphs"}),
-            notes=(UNTESTED,),
-        )
+def _card(nvml: Any, handle: Any) -> dict[str, Any]:
+    memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), nvml.nvmlDeviceGetName(handle)
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    bus = nvml.nvmlDeviceGetPciInfo(handle).busId
+    return {
+        "name": name.decode() if isinstance(name, bytes) else str(name),
+        "pci": bus.decode() if isinstance(bus, bytes) else str(bus),
+        "arch": 10 * major + minor,
+        "total": int(memory.total),
+        "free": int(memory.free),
+    }
 
-    def memory(self, index: int = 0) -> Memory:
-        """What the driver reports as total and free."""
-        free, total = self._cuda().mem_get_info(index)
-        return Memory(total_bytes=int(total), available_bytes=int(free))
 
-    def peak_bytes(self, index: int = 0) -> int:
-        """Most bytes torch's allocator has reserved on the device."""
-        return int(self._cuda().max_memory_reserved(index))
+def _links(nvml: Any, handle: Any, index: int) -> list[dict[str, Any]]:
+    found = []
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            up = nvml.nvmlDeviceGetNvLinkState(handle, link)
+        except nvml.NVMLError:  # the card has no link of this number
+            break
+        found.append({"card": index, "link": link, "state": "up" if up else "down"})
+    return found
 
-    def bind(self, index: int, threads: int) -> str:
-        """Makes the device current; `threads` are torch's host threads."""
-        require_torch().set_num_threads(threads)
-        self._cuda().set_device(index)
-        return f"{self.name}:{index}"
 
-    def synchronize(self, index: int = 0) -> None:
-        """Waits for all streams of the device."""
-        self._cuda().synchronize(index)
-
-    def release_cached(self, index: int = 0) -> None:
-        """Returns unused blocks of torch's allocator to the driver."""
-        self._cuda().empty_cache()
-
-    def _cuda(self) -> Any:
-        reason = self.unavailable()
-        if reason is not None:
-            raise EnvironmentProblem(f"platform {self.name} cannot be used: {reason}")
-        return require_torch().cuda
+RUNTIME = AcceleratorRuntime(
+    Vendor(
+        name="cuda",
+        vendor="NVIDIA",
+        collective_backend="nccl",
+        visible_variables=_VARIABLES,
+        traits=traits,
+    )
+)
+STACK = VendorStack(
+    name="cuda",
+    vendor="NVIDIA",
+    pci_vendor="0x10de",
+    node_folder="/dev",
+    node_prefix="nvidia",
+    kernel_module="nvidia",
+    peer_module="nvidia_peermem",
+    container_variable="NVIDIA_VISIBLE_DEVICES",
+    visible_variables=_VARIABLES,
+    driver_command=("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+    driver_pattern=r"^(\d[\d.]+)\s*$",
+    libraries=("libcuda.so.1",),
+    management="nvidia-ml-py",
+    build_attribute="cuda",
+    collective_backend="nccl",
+    machines=("x86_64", "aarch64"),
+    link_name="NVLink",
+    read_cards=read_cards,
+)
+PLATFORM = Platform(RUNTIME, STACK)

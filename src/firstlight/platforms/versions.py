@@ -1,4 +1,4 @@
-"""Owns the table of versions this program needs and was tested with; data, and one comparison."""
+"""Owns the table of versions this program needs and was tested with; data, and comparisons."""
 
 from __future__ import annotations
 
@@ -26,6 +26,21 @@ def at_least(version: str, minimum: str) -> bool:
     found, needed = _numbers(version), _numbers(minimum)
     width = max(len(found), len(needed))
     return _padded(found, width) >= _padded(needed, width)
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Returns a version as numbers that compare: five of the release, then that of a post-release.
+
+    `2.11.0.post2+vendor5.2.0` is (2, 11, 0, 0, 0, 2). Empty when the text begins with no number.
+    """
+    numbers = _numbers(version)
+    post = re.match(r"\d+(?:\.\d+)*\.post(\d+)", version)
+    return (*_padded(numbers, 5)[:5], int(post.group(1)) if post else 0) if numbers else ()
+
+
+def local_part(version: str) -> str:
+    """Returns what stands behind the `+` of a version, empty when there is none."""
+    return version.partition("+")[2]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

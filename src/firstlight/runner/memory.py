@@ -1,15 +1,50 @@
-"""Owns how much memory a rank's process has used at most and may still take."""
+"""Owns which device a rank computes on, and what memory it has used and may still take there."""
 
-import resource
+from __future__ import annotations
 
-from firstlight.platforms.host import read_host
+from dataclasses import dataclass
 
-
-def peak_resident_bytes() -> int:
-    """Returns the largest resident memory this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+from firstlight.platforms.find import find_platform
+from firstlight.platforms.interface import DeviceRuntime
 
 
-def available_bytes() -> int:
-    """Returns the memory a process here may still take, the limits of a container included."""
-    return read_host().memory.available_bytes
+@dataclass(frozen=True)
+class RankDevice:
+    """The device of one of `ranks` on this machine: devices are dealt out to ranks in turn."""
+
+    platform: DeviceRuntime
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def index(self) -> int:
+        """The device's number among those of its platform."""
+        return self.rank % self.platform.count()
+
+    @property
+    def collective_backend(self) -> str:
+        """The backend whose collectives run on the device."""
+        return self.platform.collective_backend
+
+    def bind(self, threads: int) -> str:
+        """Makes the device current for this process; returns its name for torch."""
+        return self.platform.bind(self.index, threads)
+
+    def available_bytes(self, *, kept: int = 0) -> int:
+        """Returns the rank's part of what the device has left, less `kept` for other things.
+
+        Ranks that share a device share its memory: each may take its part of what the last one saw.
+        """
+        sharing = -(-self.ranks // self.platform.count())
+        return max(0, self.platform.memory(self.index).available_bytes - kept) // sharing
+
+    def peak_bytes(self) -> int:
+        """Returns the most memory this process has held on the device."""
+        return self.platform.peak_bytes(self.index)
+
+
+def available_bytes(device: str = "cpu", ranks: int = 1) -> int:
+    """Returns what each of the ranks may take of its device's memory now, limits of a container
+    included.
+    """
+    return RankDevice(find_platform(device), ranks=ranks).available_bytes()

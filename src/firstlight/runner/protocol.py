@@ -63,7 +63,9 @@ class RankProgress(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankLoaded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A rank holds its weights. Byte counts are those of this rank alone."""
+    """A rank holds its weights. Byte counts are those of this rank alone; `available_bytes` is its
+    part where ranks share a device.
+    """
 
     rank: int
     source_digest: str

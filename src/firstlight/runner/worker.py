@@ -25,6 +25,7 @@ from firstlight.kernels.builtin import builtin_kernels, machine_query
 from firstlight.kernels.registry import KernelSet
 from firstlight.metrics.series import resident_bytes
 from firstlight.parallel.mesh import Mesh, join
+from firstlight.platforms.find import find_platform
 from firstlight.runner.cache_tensors import (
     CacheShape,
     allocate_states,
@@ -32,7 +33,7 @@ from firstlight.runner.cache_tensors import (
     state_bytes,
 )
 from firstlight.runner.encoder_cache import EncoderCache, ImageEncoder
-from firstlight.runner.memory import available_bytes, peak_resident_bytes
+from firstlight.runner.memory import RankDevice
 from firstlight.runner.model_runner import ModelRunner, RunnerContext
 from firstlight.runner.parent import watch_parent
 from firstlight.runner.protocol import (
@@ -87,7 +88,9 @@ class Rank:
     def __init__(self, settings: RankSettings, channel: RankChannel) -> None:
         self._settings = settings
         self._channel = channel
-        self._device = torch.device(settings.device)
+        # Bound before anything else: kernel packages and groups must find the device current.
+        self._place = RankDevice(find_platform(settings.device), settings.rank, settings.tp)
+        self._device = torch.device(self._place.bind(settings.threads))
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._mesh: Mesh | None = None
         self._runner: ModelRunner | None = None
@@ -112,7 +115,7 @@ class Rank:
                 weights_planned=self._model.planned_bytes,
                 weights_allocated=self._model.allocated_bytes,
                 bytes_read=report.bytes_read,
-                available_bytes=max(0, available_bytes() - self._encoder_cache_bytes),
+                available_bytes=self._place.available_bytes(kept=self._encoder_cache_bytes),
                 resident_bytes=resident_bytes(),
                 kernels=list(self._kernels.describe()),
                 threads=torch.get_num_threads(),
@@ -134,6 +137,7 @@ class Rank:
             Layout(tp=s.tp, ep=s.ep),
             s.rank,
             init_method=s.rendezvous,
+            backend=self._place.collective_backend,
             timeout_seconds=s.seconds_to_join,
         )
 
@@ -216,7 +220,7 @@ class Rank:
         self._told_at = time.time()
         result = self._runner.run(order.plan)
         self._channel.send(
-            StepDone(self._settings.rank, result, resident_bytes(), peak_resident_bytes())
+            StepDone(self._settings.rank, result, resident_bytes(), self._place.peak_bytes())
         )
 
     def _phase(self, name: str, work: Callable[[], Any]) -> Any:
@@ -236,7 +240,6 @@ def main() -> int:
     """Runs a rank from its one JSON argument; returns the process exit code."""
     settings = msgspec.json.decode(sys.argv[1], type=RankSettings)
     watch_parent(settings.parent_id, lambda: os._exit(0))
-    torch.set_num_threads(settings.threads)
     channel = RankChannel(settings)
     try:
         rank = Rank(settings, channel)

@@ -1,0 +1,99 @@
+"""Owns two rank processes of this machine: a sum of known numbers, and how fast sums are.
+
+Knows a platform by its name; starts its ranks as processes, because devices cannot be forked.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from firstlight.platforms.find import find_platform
+
+RANKS = 2
+_SECONDS = 60
+_KNOWN = 4099  # not a multiple of anything a kernel may like
+SIZES = (2**12, 2**16, 2**20, 2**24)
+
+
+def answer(words: Sequence[str]) -> dict[str, Any]:
+    """Returns whether the sum was right; with `curve` as second word, seconds by bytes as well."""
+    with tempfile.TemporaryDirectory(prefix="firstlight-probe-") as folder:
+        command = [sys.executable, "-m", __name__, words[0], f"{folder}/store", *words[1:]]
+        ranks = [
+            subprocess.Popen(
+                [*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            for rank in range(RANKS)
+        ]
+        try:
+            outputs = [process.communicate(timeout=_SECONDS) for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+    failed = [
+        (i, e) for i, (p, (_, e)) in enumerate(zip(ranks, outputs, strict=True)) if p.returncode
+    ]
+    if failed:
+        rank, said = failed[0]
+        raise RuntimeError(f"rank {rank} of two: {(said.strip().splitlines() or ['silence'])[-1]}")
+    found: dict[str, Any] = json.loads(outputs[0][0].splitlines()[-1])
+    return found
+
+
+def run(name: str, store: str, rank: int, *, curve: bool) -> dict[str, Any]:
+    """Is one rank: joins, sums, and on request measures."""
+    platform = find_platform(name)
+    device = platform.bind(rank % platform.count(), 1)
+    dist.init_process_group(
+        platform.collective_backend,
+        init_method=Path(store).as_uri(),
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(seconds=_SECONDS),
+    )
+    part = torch.arange(_KNOWN, dtype=torch.float32, device=device) * (rank + 1)
+    dist.all_reduce(part)
+    expected = torch.arange(_KNOWN, dtype=torch.float32) * (RANKS * (RANKS + 1) // 2)
+    right = bool(torch.equal(part.cpu(), expected))
+    found: dict[str, Any] = {
+        "right": right,
+        "detail": f"{RANKS} ranks summed {_KNOWN} numbers" if right else "numbers differ",
+    }
+    if curve:
+        found["seconds"] = {str(size): _sum_seconds(size, device) for size in SIZES}
+    dist.destroy_process_group()
+    return found
+
+
+def _sum_seconds(num_bytes: int, device: str) -> float:
+    data = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    repeats = max(2, min(64, 2**23 // num_bytes))
+    return median(_timed(lambda: dist.all_reduce(data), repeats) for _ in range(7))
+
+
+def _timed(work: Callable[[], object], repeats: int) -> float:
+    """Seconds of one call."""
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return (time.perf_counter() - began) / repeats
+
+
+if __name__ == "__main__":
+    platform_name, store_path, *extra = sys.argv[1:]
+    print(json.dumps(run(platform_name, store_path, int(extra[-1]), curve="curve" in extra)))
