@@ -24,6 +24,7 @@ class Sequence:
     salt: str = ""
     media: tuple[()] = ()
     may_reuse: bool = True
+    expects_reuse: bool = False
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.token_ids)

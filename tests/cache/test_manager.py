@@ -30,6 +30,7 @@ class Sequence:
     media: tuple[Any, ...] = ()
     num_prompt: int = 0
     may_reuse: bool = True
+    expects_reuse: bool = False
 
 
 def make_cache(num_blocks: int = 9, *specs: GroupedQueryState) -> CacheManager:

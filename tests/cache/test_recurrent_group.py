@@ -168,10 +168,10 @@ def test_check_integrity_finds_damage(damage: str) -> None:
     if damage == "reference":
         group._pool.share(snapshot)
     elif damage == "length":
-        group._lengths.pop(snapshot)
+        group._values.remove(snapshot)
     elif damage == "findable":
         group._index.enter(b"key", group.table("a")[0])
-        group._lengths[group.table("a")[0]] = 2
+        group._values.enter(group.table("a")[0], b"key", num_blocks=2, uses=1)
     else:
         group._live["a"].saving = None
     with pytest.raises(AssertionError):

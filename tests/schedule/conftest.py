@@ -238,6 +238,7 @@ class Service:
         block_size: int = 4,
         num_slots: int = 9,
         model: str = "paged",
+        turn_tokens: int = 64,
         **limits: int,
     ) -> None:
         chosen = {
@@ -255,6 +256,7 @@ class Service:
             block_size=block_size,
             model_digest="model",
             num_slots=num_slots,
+            turn_tokens=turn_tokens,
         )
         self.scheduler = Scheduler(self.settings, self.cache)
         self.limit = min(self.settings.context_length, self.cache.max_tokens)

@@ -49,6 +49,65 @@ def test_a_conversation_goes_on_from_where_its_prompt_ended(make_service: Any) -
     assert service.updates[longer][-1].num_cached == 12  # pages reach further, the state does not
 
 
+def test_the_next_turn_goes_on_from_the_end_of_the_last(make_service: Any) -> None:
+    service = make_service(model="hybrid", turn_tokens=4)
+    first = service.add(prompt(15), max_tokens=11)
+    service.run()
+    longer = service.add([*prompt(15), *service.output(first), 1, 2, 3])
+    service.run()
+    assert service.output(longer) == service.expected(longer)
+    assert service.updates[longer][-1].num_cached == 24  # of 25 computed tokens
+
+
+def test_a_turn_keeps_one_snapshot_however_long_it_is(make_service: Any) -> None:
+    service = make_service(model="hybrid", turn_tokens=4)
+    service.add(prompt(15), max_tokens=40)
+    plans = []
+    while service.scheduler.has_work:
+        plans.append(service.step())
+    slots = service.cache.usage().slots
+    assert sum(len(plan.saves) for plan in plans) == 11 and slots.cached == 2
+    assert slots.evictions == 0
+
+
+def test_a_turn_that_was_resumed_from_is_kept(make_service: Any) -> None:
+    service = make_service(model="hybrid", turn_tokens=4)
+    first = service.add(prompt(15), max_tokens=30)
+    while len(service.output(first)) < 4:
+        service.step()
+    fork = service.add([*prompt(15), *service.output(first), 7, 7, 7])
+    service.run()
+    assert service.updates[fork][-1].num_cached == 16
+    again = service.add([*prompt(15), *service.output(first)[:4], 9])
+    service.run()
+    assert service.updates[again][-1].num_cached == 16
+    assert service.output(again) == service.expected(again)
+
+
+def test_shared_text_gets_a_snapshot_when_it_is_seen_again(make_service: Any) -> None:
+    service = make_service(model="hybrid", num_blocks=65)
+    found = []
+    for family in (1, 2, 3, 4):
+        one = service.add([*prompt(21), *prompt(9, family)])
+        service.run()
+        assert service.output(one) == service.expected(one)
+        found.append(service.updates[one][-1].num_cached)
+    assert found == [0, 0, 20, 20]
+
+
+def test_a_hint_keeps_every_end_of_a_block_and_prefers_it(make_service: Any) -> None:
+    service = make_service(model="hybrid", num_slots=4)
+    hinted = service.add(prompt(11), max_tokens=6, cache_hint="conversation")
+    service.run()
+    for family in (1, 2):  # more snapshots of equal length than there are slots
+        service.add(prompt(11, family))
+        service.run()
+    longer = service.add([*prompt(11), *service.output(hinted), 1])
+    service.run()
+    assert service.updates[longer][-1].num_cached == 16
+    assert service.output(longer) == service.expected(longer)
+
+
 def test_a_prefix_without_a_snapshot_of_its_own_is_computed(make_service: Any) -> None:
     service = make_service(model="hybrid")
     service.add(prompt(22))

@@ -219,6 +219,17 @@ def test_parameters_reach_the_engine(server: Any) -> None:
     assert {name: getattr(params, name) for name in expected} == expected
 
 
+def test_cache_salt_and_key_reach_the_engine(server: Any) -> None:
+    assert server.post(CHAT, chat(cache_salt="s", prompt_cache_key="k")).status_code == 200
+    submitted = server.engine.submitted[-1]
+    assert (submitted.salt, submitted.cache_hint) == ("s", "k")
+    body = {"model": "small", "prompt": "hello", "max_tokens": 1, "cache_salt": "t"}
+    assert server.post("/v1/completions", body).status_code == 200
+    submitted = server.engine.submitted[-1]
+    assert (submitted.salt, submitted.cache_hint) == ("t", "")
+    assert refuse(server, CHAT, chat(cache_salt=""))["param"] == "cache_salt"
+
+
 def test_a_stop_token_is_not_part_of_the_text(server: Any) -> None:
     ids = server.engine.reply_ids
     body = chat(stop_token_ids=[ids[4]], return_token_ids=True, logprobs=True)

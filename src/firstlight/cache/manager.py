@@ -9,12 +9,18 @@ from typing import Protocol
 
 from firstlight.cache.cache_group import RECURRENT, CacheGroup, CacheUsage, SlotCopy
 from firstlight.cache.paged_group import PagedGroup
-from firstlight.cache.prefix_index import MediaSpan, PrefixChain, PrefixScope
-from firstlight.cache.recurrent_group import RecurrentGroup
+from firstlight.cache.prefix_index import MediaSpan, PrefixChain, PrefixKey, PrefixScope
+from firstlight.cache.recurrent_group import RecurrentGroup, Wish
+from firstlight.cache.snapshot_points import SnapshotPoint, SnapshotPoints, make_points
 from firstlight.errors import ConfigError, UsageError
 from firstlight.sharding.state_spec import StateSpec
 
 PAGED = frozenset({"grouped_query", "latent"})
+# A snapshot costs about what the recurrent layers of one decode step do, so this many tokens of
+# output between two make it a small part of decoding; the next turn computes them again at most.
+TURN_TOKENS = 64
+# Uses expected of the snapshots of a request that says it has a cache key.
+HINTED_USES = 3
 
 
 class CacheableRequest(Protocol):
@@ -41,13 +47,21 @@ class CacheableRequest(Protocol):
         """False when every token must be computed, as for prompt log-probabilities."""
         ...
 
+    @property
+    def expects_reuse(self) -> bool:
+        """True when its sender says that other requests will begin alike."""
+        ...
+
 
 @dataclass
 class Holding:
-    """Blocks for `capacity` tokens, the first `num_committed` of them full and clean."""
+    """Blocks for `capacity` tokens, the first `num_committed` of them full and clean; where its
+    state is to be kept, if it is recurrent.
+    """
 
     capacity: int
     num_committed: int
+    points: SnapshotPoints | None = None
 
 
 def distinct_specs(specs: Iterable[StateSpec | None]) -> list[StateSpec]:
@@ -69,9 +83,10 @@ class CacheManager:
     each write their own blocks; the first to commit is the one found later.
 
     Each recurrent group has `num_slots` slots, slot 0 reserved: a live one per request, whose state
-    advances with every token, and snapshots of it, copies made where a prompt's last full block
-    ends. All groups agree on one count of computed tokens, so with recurrent state a prefix is
-    reused only as far as a snapshot and every block before it are found.
+    advances with every token, and snapshots of it, copies made at the ends of blocks that
+    SnapshotPoints names (every `turn_tokens` of output at most). All groups agree on one count of
+    computed tokens, so with recurrent state a prefix is reused only as far as a snapshot and every
+    block before it are found.
 
     Raises ConfigError for state that this cache cannot hold, OutOfBudget for fewer than 2 blocks or
     slots.
@@ -85,18 +100,24 @@ class CacheManager:
         block_size: int,
         model_digest: str,
         num_slots: int = 0,
+        turn_tokens: int = TURN_TOKENS,
     ) -> None:
         if block_size < 1:
             raise UsageError(f"the block size is {block_size} tokens; it must be at least 1")
         check_specs(groups)
         self.block_size = block_size
         self._model_digest = model_digest
-        self._paged: dict[int, CacheGroup] = {}
+        self._turn_tokens = turn_tokens
+        self._paged: dict[int, PagedGroup] = {}
         self._recurrent: dict[int, RecurrentGroup] = {}
         for index, spec in enumerate(groups):
             if spec.kind == RECURRENT:
                 self._recurrent[index] = RecurrentGroup(
-                    spec, index=index, num_slots=num_slots, block_size=block_size
+                    spec,
+                    index=index,
+                    num_slots=num_slots,
+                    block_size=block_size,
+                    holds_pages=self._holds_pages,
                 )
             else:
                 self._paged[index] = PagedGroup(spec, num_blocks=num_blocks, block_size=block_size)
@@ -184,23 +205,12 @@ class CacheManager:
 
     def snapshot_point(self, request: CacheableRequest) -> int | None:
         """The position where the request's next step should end, if it gets there, so that its
-        state can be kept: the end of the last block that a repetition of its prompt could reuse.
+        state can be kept. `SnapshotPoints` says which there are.
 
-        None when it is passed, when its state is known, or when no slot could take it.
+        None when all are passed, when their state is known, or when no slot could take it.
         """
-        if not self._recurrent:
-            return None
-        num_blocks = (request.num_prompt - 1) // self.block_size
-        point = num_blocks * self.block_size
-        if point <= request.num_computed:
-            return None
-        chain, num_needed = self._chain(request), 1 + (request.request_id not in self._holdings)
-        if any(
-            group.num_free >= num_needed and not group.has_snapshot(chain, num_blocks)
-            for group in self._recurrent.values()
-        ):
-            return point
-        return None
+        point = self._next_point(request) if self._recurrent else None
+        return None if point is None else point.num_tokens
 
     def save(self, request: CacheableRequest, num_tokens: int) -> list[SlotCopy]:
         """Prepares snapshots if the step to be sent brings the request to its snapshot point.
@@ -209,11 +219,16 @@ class CacheManager:
         `discard` drop them. To be called when nothing else of the step remains to be placed, so
         that a snapshot never takes the slot that a request would start in.
         """
-        if not self._recurrent or num_tokens != self.snapshot_point(request):
+        point = self._next_point(request) if self._recurrent else None
+        if point is None or point.num_tokens != num_tokens:
             return []
+        points = self._holdings[request.request_id].points
+        if point.is_turn and points is not None:
+            points.last_turn = num_tokens
+        wish = Wish(point.is_turn, HINTED_USES if request.expects_reuse else 1)
         chain, num_blocks = self._chain(request), num_tokens // self.block_size
         groups = self._recurrent.values()
-        copies = [group.save(request.request_id, chain, num_blocks) for group in groups]
+        copies = [group.save(request.request_id, chain, num_blocks, wish) for group in groups]
         return [copy for copy in copies if copy is not None]
 
     def commit(self, request: CacheableRequest, num_computed: int) -> None:
@@ -278,10 +293,47 @@ class CacheManager:
         for group in self._groups:
             if group.cost(chain, num_shared, num_blocks) > group.num_free:
                 return None
-        self._holdings[request.request_id] = Holding(num_blocks * self.block_size, num_shared)
+        points = self._points(request) if self._recurrent else None
+        holding = Holding(num_blocks * self.block_size, num_shared, points)
+        self._holdings[request.request_id] = holding
         return [
             group.start(request.request_id, chain, num_shared, num_blocks) for group in self._groups
         ]
+
+    def _next_point(self, request: CacheableRequest) -> SnapshotPoint | None:
+        """The first point ahead whose state some group lacks and has a slot for."""
+        holding = self._holdings.get(request.request_id)
+        points = None if holding is None else holding.points
+        if points is None:
+            points = self._points(request)
+        num_needed = 1 + (holding is None)
+        for point in points.ahead(request.num_computed, len(request.token_ids)):
+            chain, num_blocks = self._chain(request), point.num_tokens // self.block_size
+            for group in self._recurrent.values():
+                if group.num_free >= num_needed and not group.has_snapshot(chain, num_blocks):
+                    return point
+        return None
+
+    def _points(self, request: CacheableRequest) -> SnapshotPoints:
+        """Where the state of a request that starts behind its computed tokens is to be kept."""
+        branch = 0
+        if request.may_reuse:
+            chain, branch = self._chain(request), len(request.token_ids) - 1
+            for group in self._paged.values():
+                branch = group.reusable_tokens(chain, branch)
+        return make_points(
+            request.num_prompt,
+            block_size=self.block_size,
+            branch=branch,
+            turn_tokens=1 if request.expects_reuse else self._turn_tokens,
+            num_cached=request.num_computed,
+        )
+
+    def _holds_pages(self, key: PrefixKey) -> bool:
+        """Whether the block of every paged group that this key names can be found. It is the last
+        one before a snapshot of that key, and of a prefix the last block goes first.
+        """
+        return all(group.holds(key) for group in self._paged.values())
 
     def _chain(self, request: CacheableRequest) -> PrefixChain:
         if request.prefix_chain is None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from firstlight.cache.block_pool import BlockPool
 from firstlight.cache.cache_group import GroupUsage
-from firstlight.cache.prefix_index import PrefixChain, PrefixIndex
+from firstlight.cache.prefix_index import PrefixChain, PrefixIndex, PrefixKey
 from firstlight.sharding.state_spec import StateSpec
 
 
@@ -37,6 +37,10 @@ class PagedGroup:
     def num_free(self) -> int:
         """Blocks that can be taken now, cached ones included."""
         return self._pool.num_free
+
+    def holds(self, key: PrefixKey) -> bool:
+        """Whether the block of this content can be found."""
+        return self._index.find(key) is not None
 
     def reusable_tokens(self, chain: PrefixChain, at_most: int) -> int:
         """Counts full blocks from the start until one is not found."""

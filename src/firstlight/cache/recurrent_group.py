@@ -8,19 +8,29 @@ it cannot be taken back to fewer: what is to be reused must be copied while it i
     snapshot                              copy of it, found under the key of block k-1
 
 One pool holds both. A live slot belongs to a running sequence. A snapshot belongs to nobody: it is
-a free slot that can still be found, so the one unused longest goes when a slot is needed.
+a free slot that can still be found, and the one worth least goes when a slot is needed.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from firstlight.cache.block_pool import BlockPool
 from firstlight.cache.cache_group import GroupUsage, SlotCopy
 from firstlight.cache.prefix_index import PrefixChain, PrefixIndex, PrefixKey
+from firstlight.cache.snapshot_values import SnapshotValues
 from firstlight.errors import OutOfBudget
 from firstlight.sharding.state_spec import StateSpec
+
+
+class Wish(NamedTuple):
+    """How a snapshot is to be kept: instead of the last one of its turn, if no other request used
+    that, and how many uses are expected of it.
+    """
+
+    is_turn: bool = False
+    uses: int = 1
 
 
 class Saving(NamedTuple):
@@ -28,21 +38,26 @@ class Saving(NamedTuple):
 
     num_blocks: int
     slot: int
+    wish: Wish
 
 
 @dataclass
 class Live:
-    """What a running sequence holds; `keys` are those of the snapshots it found or entered."""
+    """What a running sequence holds; `keys` are those of the snapshots it found or entered, `turn`
+    is the slot of the last snapshot of its turn, as long as that is its own.
+    """
 
     slot: int
     keys: list[PrefixKey] = field(default_factory=list)
     saving: Saving | None = None
+    turn: tuple[int, PrefixKey] | None = None
 
 
 class RecurrentGroup:
     """One live slot per running sequence, and snapshots in the slots that are left.
 
-    `index` is the group's place among all groups, which copies carry.
+    `index` is the group's place among all groups, which copies carry; `holds_pages` says whether
+    the pages before a snapshot can still be found by its key.
 
     Slot 0 is the null slot: it is never handed out, so padded rows of a batch may point at it.
     Within one plan all restores are read before any is written, then tokens are computed, then
@@ -50,7 +65,15 @@ class RecurrentGroup:
     plan that restores from it, and as soon as a request is cancelled whose save is under way.
     """
 
-    def __init__(self, spec: StateSpec, *, index: int, num_slots: int, block_size: int) -> None:
+    def __init__(
+        self,
+        spec: StateSpec,
+        *,
+        index: int,
+        num_slots: int,
+        block_size: int,
+        holds_pages: Callable[[PrefixKey], bool] = lambda key: True,
+    ) -> None:
         if num_slots < 2:
             raise OutOfBudget(
                 f"{num_slots} slots of {spec.kind} state cannot serve a sequence: slot 0 is "
@@ -61,7 +84,7 @@ class RecurrentGroup:
         self._block_size = block_size
         self._pool = BlockPool(num_slots)
         self._index = PrefixIndex()  # snapshots
-        self._lengths: dict[int, int] = {}  # blocks of tokens behind each snapshot
+        self._values = SnapshotValues(holds_pages)
         self._live: dict[str, Live] = {}
         self._restores: list[SlotCopy] = []
         self._num_hits = 0
@@ -80,8 +103,7 @@ class RecurrentGroup:
     def reusable_tokens(self, chain: PrefixChain, at_most: int) -> int:
         """The longest snapshot of the prefix. There are few of them, so each is compared."""
         most = at_most // self._block_size
-        lengths = set(self._lengths.values())
-        for num_blocks in sorted((n for n in lengths if n <= most), reverse=True):
+        for num_blocks in sorted((n for n in self._values.lengths if n <= most), reverse=True):
             if self.has_snapshot(chain, num_blocks):
                 return num_blocks * self._block_size
         return 0
@@ -107,8 +129,8 @@ class RecurrentGroup:
             key = chain.key(num_shared - 1)
             source = self._index.find(key)
             assert source is not None, "a snapshot is claimed that lookup did not report"
-            self._touch(source, keep=True)  # so that it is taken last
-            live = Live(self._acquire(), [key])
+            self._values.use(source)
+            live = Live(self._acquire(spare=source), [key])
             self._num_hits += 1
             if live.slot != source:
                 self._restores.append(SlotCopy(self._group, source, live.slot))
@@ -124,16 +146,20 @@ class RecurrentGroup:
         restores, self._restores = self._restores, []
         return restores
 
-    def save(self, request_id: str, chain: PrefixChain, num_blocks: int) -> SlotCopy | None:
+    def save(
+        self, request_id: str, chain: PrefixChain, num_blocks: int, wish: Wish | None = None
+    ) -> SlotCopy | None:
         """Prepares a snapshot of the state that the step under way ends with.
 
         Returns the copy to be made after it; None when there is such a snapshot or no free slot.
         """
-        live = self._live[request_id]
+        live, wish = self._live[request_id], wish or Wish()
         assert live.saving is None, f"{request_id} is saved twice in one step"
         if self.num_free == 0 or self.has_snapshot(chain, num_blocks):
             return None
-        live.saving = Saving(num_blocks, self._acquire())
+        if wish.is_turn and not self._has_empty:
+            self._drop_turn(live)  # rather than a snapshot of somebody else
+        live.saving = Saving(num_blocks, self._acquire(), wish)
         return SlotCopy(self._group, live.slot, live.saving.slot)
 
     def enter(self, request_id: str, chain: PrefixChain, blocks: range) -> None:
@@ -141,14 +167,18 @@ class RecurrentGroup:
         live = self._live[request_id]
         if live.saving is None:
             return
-        (num_blocks, slot), live.saving = live.saving, None
+        (num_blocks, slot, wish), live.saving = live.saving, None
         assert num_blocks == blocks.stop, "a snapshot is entered at another length than its own"
         key = chain.key(num_blocks - 1)
         live.keys.append(key)
         self._index.enter(key, slot)
-        if slot in self._index:
-            self._lengths[slot] = num_blocks
-        self._pool.release(slot, keep=slot in self._index)
+        is_entered = slot in self._index
+        if is_entered:
+            self._values.enter(slot, key, num_blocks=num_blocks, uses=wish.uses)
+        self._pool.release(slot, keep=is_entered)
+        if wish.is_turn:
+            self._drop_turn(live)
+            live.turn = (slot, key) if is_entered else None
 
     def discard(self, request_id: str) -> None:
         """Makes the snapshots the request found or entered unfindable."""
@@ -191,20 +221,39 @@ class RecurrentGroup:
         holders = Counter(live.slot for live in lives)
         holders.update(live.saving.slot for live in lives if live.saving is not None)
         snapshots = {slot for slot in range(self._pool.num_blocks) if slot in self._index}
-        assert snapshots == self._lengths.keys(), "snapshots and their lengths differ"
+        assert snapshots == self._values.slots, "snapshots and their values differ"
         for slot in range(self._pool.num_blocks):
             counted, kept = holders[slot], self._pool.references(slot)
             assert counted == kept, f"slot {slot} has {counted} holders, {kept} references kept"
             assert counted <= (slot not in snapshots), f"slot {slot} is findable or held twice"
         assert not self._restores, "a restore was never handed out"
 
-    def _acquire(self) -> int:
-        slot = self._pool.acquire()
+    @property
+    def _has_empty(self) -> bool:
+        return self._pool.num_free > len(self._index)
+
+    def _acquire(self, *, spare: int | None = None) -> int:
+        """Takes an empty slot if there is one, else that of the snapshot worth least; `spare` only
+        when it is the last one.
+        """
+        if self._has_empty:
+            return self._pool.acquire()
+        slot = self._values.choose_victim(spare=spare)
         self._num_evictions += self._forget(slot)
+        self._pool.share(slot)
         return slot
 
+    def _drop_turn(self, live: Live) -> None:
+        """Empties the slot of a turn's last snapshot, unless another request resumed from it."""
+        if live.turn is None:
+            return
+        (slot, key), live.turn = live.turn, None
+        if self._index.find(key) == slot and self._values.is_fresh(slot):
+            self._forget(slot)
+            self._touch(slot, keep=False)
+
     def _forget(self, slot: int) -> bool:
-        self._lengths.pop(slot, None)
+        self._values.remove(slot)
         return self._index.discard(slot)
 
     def _touch(self, slot: int, *, keep: bool) -> None:

@@ -63,7 +63,8 @@ class FinishReason(str, Enum):
 class SubmittedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request as it enters the engine. `salt` and `media` are part of its cache key.
 
-    Smaller `priority` numbers are served first.
+    Smaller `priority` numbers are served first. A `cache_hint` that is not empty says that other
+    requests will begin alike, so its state is worth keeping; it separates nothing.
     """
 
     request_id: str
@@ -72,6 +73,7 @@ class SubmittedRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     salt: str = ""
     media: tuple[MediaItem, ...] = ()
+    cache_hint: str = ""
 
 
 class RequestState(str, Enum):
@@ -125,6 +127,11 @@ class Request:
     def may_reuse(self) -> bool:
         """False when log-probabilities of the prompt are wanted: all of it must be computed."""
         return self.params.prompt_logprobs is None
+
+    @property
+    def expects_reuse(self) -> bool:
+        """True when its sender says that other requests will begin alike."""
+        return bool(self.submitted.cache_hint)
 
     @property
     def num_known(self) -> int:

@@ -98,6 +98,8 @@ async def to_chat_job(request: ChatRequest, context: AppContext, completion_id: 
         num_choices=request.n or 1,
         stop=stop_texts(request),
         seed=request.seed,
+        cache_salt=request.cache_salt or "",
+        cache_key=request.prompt_cache_key or "",
         new_answer=_reader(request, context, thinking=prompt.thinking),
     )
 

@@ -54,6 +54,8 @@ async def to_completion_job(
         num_choices=num_choices,
         stop=stop_texts(request),
         seed=request.seed,
+        cache_salt=request.cache_salt or "",
+        cache_key=request.prompt_cache_key or "",
     )
 
 

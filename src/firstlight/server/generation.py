@@ -47,7 +47,8 @@ class Prompt(NamedTuple):
 class Job:
     """What one HTTP request asks of the engine. Choice `i` belongs to prompt `i // num_choices`.
 
-    `new_answer` makes the reader of a choice's output; None reads all of it as text.
+    `new_answer` makes the reader of a choice's output; None reads all of it as text. `cache_salt`
+    and `cache_key` are the client's, empty for none.
     """
 
     completion_id: str
@@ -56,6 +57,8 @@ class Job:
     stop: tuple[str, ...]
     seed: int | None
     new_answer: Callable[[], AnswerText] | None = None
+    cache_salt: str = ""
+    cache_key: str = ""
 
     def requests(self) -> Iterator[SubmittedRequest]:
         """The engine's requests, one a choice, with different seeds."""
@@ -67,6 +70,8 @@ class Job:
                 prompt_ids=prompt.token_ids,
                 params=msgspec.structs.replace(prompt.params, seed=seed),
                 media=prompt.media,
+                salt=self.cache_salt,
+                cache_hint=self.cache_key,
             )
 
 

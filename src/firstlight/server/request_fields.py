@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+MAX_CACHE_NAME = 1024
 MAX_CHOICES = 128
 MAX_STOP = 16
 MAX_LOGPROBS = 20
@@ -122,6 +123,14 @@ class SamplingFields(StrictBody):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = Field(
         None, description="Adds prompt_token_ids and token_ids to the choices."
+    )
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_CACHE_NAME)] | None = Field(
+        None,
+        description="Requests with the same beginning follow: its state is kept where they can go "
+        "on from it. Separates nothing, and changes no answer.",
+    )
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_NAME)] | None = Field(
+        None, description="Only requests with the same salt reuse each other's computed text."
     )
     user: str | None = Field(None, description="Accepted and ignored.")
     metadata: dict[str, JsonValue] | None = Field(None, description="Accepted and ignored.")
