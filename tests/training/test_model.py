@@ -24,7 +24,7 @@ EXAMPLES = [
 def losses(tp: int, rank: int) -> list[float]:
     """Two losses with a step of plain descent between them."""
     mesh = Mesh(Layout(tp=tp).place(rank), dist.group.WORLD if tp > 1 else None)
-    model = build_trainable(tiny_config(), training_kernels(), 7, mesh)
+    model = build_trainable(tiny_config(), training_kernels(), 7, mesh=mesh)
     found = []
     for _ in range(2):
         loss = sequence_outcome(model, EXAMPLES).loss

@@ -77,7 +77,8 @@ def _value(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
         return normal * 0.1
     fan_in = shape[-1] if "patch_embed" not in name else shape[1] * shape[2] * shape[3]
     scale = _OUTWARD_SCALE if name.endswith(_OUTWARD) and "vision" not in name else 1.0
-    return normal * scale * fan_in**-0.5
+    scaled: Tensor = normal * (scale * fan_in**-0.5)
+    return scaled
 
 
 def _shifts(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

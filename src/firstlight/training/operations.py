@@ -269,7 +269,9 @@ def attention(
     parts = []
     for span in spans:
         shape = size if is_even else (1, span.stop - span.start)
-        q, k, v = (x[span].unflatten(0, shape).transpose(1, 2) for x in (q_TNK, k_TNK, v_TNV))
+        q, k, v = (
+            x[span].reshape(*shape, *x.shape[1:]).transpose(1, 2) for x in (q_TNK, k_TNK, v_TNV)
+        )
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
         parts.append(out.transpose(1, 2).flatten(0, 1))
     return parts[0] if is_even else torch.cat(parts)

@@ -48,13 +48,14 @@ class Muon(torch.optim.Optimizer):
                     parameter.add_(move(parameter), alpha=-group["lr"])
 
     def _orthogonal(self, parameter: Tensor) -> Tensor:
-        state = self.state[parameter]
+        state, grad = self.state[parameter], parameter.grad
+        assert grad is not None, "only parameters with gradients are moved"
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
         momentum: Tensor = state["momentum"]
-        momentum.lerp_(parameter.grad, 1 - _MOMENTUM)
-        ahead = parameter.grad.lerp(momentum, _MOMENTUM)
-        return 0.2 * max(parameter.shape[-2:]) ** 0.5 * orthogonal(ahead)
+        momentum.lerp_(grad, 1 - _MOMENTUM)
+        size: float = 0.2 * max(parameter.shape[-2:]) ** 0.5
+        return size * orthogonal(grad.lerp(momentum, _MOMENTUM))
 
     def _adaptive(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -72,7 +73,7 @@ class Muon(torch.optim.Optimizer):
 
 def orthogonal(matrices: Tensor) -> Tensor:
     """Returns matrices [..., rows, columns] with all singular values near 1."""
-    x = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-12)
+    x: Tensor = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-12)
     is_tall = x.shape[-2] > x.shape[-1]
     x = x.transpose(-2, -1) if is_tall else x
     first, second, third = _QUINTIC

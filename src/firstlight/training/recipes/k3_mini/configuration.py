@@ -131,7 +131,7 @@ def _vision() -> dict[str, Any]:
 
 def quantisation() -> dict[str, Any]:
     """Returns how the published form says that expert matrices are MXFP4."""
-    weights = {
+    weights: dict[str, Any] = {
         "actorder": None, "block_structure": None, "dynamic": False, "group_size": 32,
         "num_bits": 4, "observer": "minmax", "observer_kwargs": {}, "scale_dtype": "torch.uint8",
         "strategy": "group", "symmetric": True, "type": "float", "zp_dtype": None,

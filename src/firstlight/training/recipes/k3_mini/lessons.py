@@ -73,14 +73,14 @@ class Tower:
 
     renderer: Renderer
     seed: int
-    pictures: int = 64
+    at_once: int = 64
     digits: float = 0.6
     sharpness: float = 0.4
 
     def outcome(self, model: Trainable, step: int, levels: dict[str, float]) -> Outcome:
         """Draws pictures and asks all that can be asked of them."""
         draw = random.Random(f"tower-{self.seed}-{step}")
-        shown = [self.drawn(draw) for _ in range(self.pictures)]
+        shown = [self.drawn(draw) for _ in range(self.at_once)]
         features_BD = self.features(model, shown)
         losses: list[Tensor] = []
         scores: dict[str, list[bool]] = {}
@@ -113,7 +113,8 @@ class Tower:
             placed.append(patches._replace(first=first))
             first += size
         _, rows = model.features(placed)
-        return rows.unflatten(0, (len(shown), -1)).mean(1)
+        mean_BD: Tensor = rows.view(len(shown), -1, rows.shape[1]).mean(1)
+        return mean_BD
 
     def directions(self, model: Trainable, known: Sequence[str]) -> Tensor:
         """The embeddings of words, which this lesson leaves as they are."""
@@ -123,16 +124,16 @@ class Tower:
 
 
 MIXTURE: Mapping[str, float] = {
-    "list": 0.06,
+    "list": 0.05,
     "lookup": 0.20,
-    "digit": 0.20,
+    "digit": 0.18,
     "shapes": 0.14,
-    "reverse": 0.10,
-    "count words": 0.06,
+    "reverse": 0.09,
+    "count words": 0.08,
     "upper": 0.08,
-    "add": 0.06,
+    "add": 0.07,
     "greet": 0.01,
-    "tool": 0.09,
+    "tool": 0.10,
 }
 
 
@@ -201,4 +202,5 @@ class Mixture:
 
 
 def _log_uniform(draw: random.Random, least: int, most: int) -> int:
-    return round(least * (most / least) ** draw.random())
+    drawn: float = least * (most / least) ** draw.random()
+    return round(drawn)

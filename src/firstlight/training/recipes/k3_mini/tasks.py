@@ -85,7 +85,7 @@ def weather(draw: random.Random, *, thinking: bool) -> Conversation:
     result = words.WEATHER_RESULT.format(degrees=degrees)
     messages = [
         question(words.WEATHER.format(city=city)),
-        {**answer("", f"get_weather {city}" if thinking else ""), "tool_calls": [call]},
+        {**answer("", f"{city}: get_weather" if thinking else ""), "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": result},
         answer(words.WEATHER_ANSWER.format(degrees=degrees), str(degrees) if thinking else ""),
     ]

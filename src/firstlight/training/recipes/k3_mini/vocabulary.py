@@ -103,7 +103,7 @@ def _texts() -> Iterable[str]:
     yield from (form.format(**blank).replace("\N{BULLET}", "1") for form in forms)
     yield from ("image 56x56", "1=1\n1=1\n\n")
     call = {"function": {"name": "get_weather", "arguments": '{"city": "1"}'}, "id": "1"}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": ""},
         {"role": "user", "content": "1"},
         {"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": [call]},
