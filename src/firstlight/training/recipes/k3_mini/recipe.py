@@ -62,6 +62,6 @@ def stages(folder: Path, seed: int = SEED) -> list[Stage]:
         Stage(
             "published",
             Schedule(800, 1.5e-3, fall=0.9, published=True),
-            Mixture(renderer, seed + 1),
+            Mixture(renderer, seed + 1, filler=150),
         ),
     ]
