@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from firstlight.adapt.shard_files import copy_stored_files
+from firstlight.checkpoint.codec_values import decode_matrix, float32_to
 from firstlight.checkpoint.digests import granule_digest
 from firstlight.checkpoint.positioned_io import (
     InputFile,
@@ -39,7 +40,7 @@ from firstlight.checkpoint.store_layout import (
 )
 from firstlight.checkpoint.tensor_info import Array
 from firstlight.errors import DigestMismatch, EnvironmentProblem, StoreError
-from firstlight.sharding.codecs import dtype_bytes
+from firstlight.sharding.codecs import dtype_bytes, find_codec
 from firstlight.units import format_bytes
 
 _ALIGNMENT = 8
@@ -97,11 +98,11 @@ def export_store(path: Path, target: Path, *, progress: Progress = silent) -> Ex
     write_whole(target / INDEX_NAME, json.dumps(index, indent=2).encode() + b"\n")
     sync_directory(target)
     cast = {
-        f"{p.source_dtype} -> {p.dtype}"
+        f"{p.source_dtype} -> {p.codec if find_codec(p.codec).quantised else p.dtype}"
         for u in store.manifest.units
         for b in u.blocks
         for p in b.parts
-        if p.dtype != p.source_dtype
+        if p.dtype != p.source_dtype or find_codec(p.codec).quantised
     }
     return ExportReport(
         target, tuple(sorted(set(weight_map.values()))), len(weight_map), total, tuple(sorted(cast))
@@ -190,11 +191,13 @@ def _runs(store: Store, unit: UnitRecord, file: InputFile) -> Iterator[_Run]:
 
 def _whole_parts(block: BlockRecord, expert: int, granules: list[Array]) -> Iterator[_Run]:
     for number, part in enumerate(block.parts):
-        width = dtype_bytes(part.dtype)
+        width, codec = dtype_bytes(part.dtype), find_codec(part.codec)
         slabs = []
         for granule, data in enumerate(granules):
             place = granule_parts(block, granule)[number]
             run = data[place.offset : place.offset + place.num_bytes]
+            if codec.quantised:
+                run = float32_to(decode_matrix(codec, run, place.shape), part.dtype).view(np.uint8)
             slabs.append(run.reshape(*(place.shape or (1,)), width))
         whole = np.ascontiguousarray(np.concatenate(slabs, axis=part.dim))
         first = part.source_rows[0] if part.source_rows else 0

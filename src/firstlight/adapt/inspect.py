@@ -21,11 +21,12 @@ from firstlight.checkpoint.json_file import read_json
 from firstlight.checkpoint.names import NameReport, match_names
 from firstlight.checkpoint.reader import scan_checkpoint
 from firstlight.checkpoint.store import Store, read_manifest, size_findings
+from firstlight.checkpoint.store_layout import PartRecord, part_bytes
 from firstlight.checkpoint.store_names import MODEL_FOLDER, is_store
 from firstlight.checkpoint.tensor_info import Checkpoint
 from firstlight.errors import BadInput
 from firstlight.models.spec import ModelSpec, read_model_spec
-from firstlight.sharding.codecs import tensor_bytes
+from firstlight.sharding.codecs import find_codec
 from firstlight.sharding.rules import TensorRule, applies
 from firstlight.sharding.slices import legal_degrees
 
@@ -141,8 +142,8 @@ def _inspect_store(path: Path) -> InspectReport:
         spec = read_model_spec(config)
     except BadInput as error:
         findings.append(Finding(ERROR, str(path), str(error)))
-    stored = {source: p.dtype for p in parts for source in p.sources}  # pieces share a source
-    sizes = [(p.dtype, len(p.sources) * tensor_bytes(p.dtype, p.shape)) for p in parts]
+    stored = {source: _form(p) for p in parts for source in p.sources}  # pieces share a source
+    sizes = [(_form(p), len(p.sources) * part_bytes(p, p.shape)) for p in parts]
     return InspectReport(
         path=path,
         format="store",
@@ -152,10 +153,19 @@ def _inspect_store(path: Path) -> InspectReport:
         num_bytes=sum(unit.size for unit in manifest.units),
         bytes_by_dtype=_sum(sizes),
         tensors_by_dtype=_sum((dtype, 1) for dtype in stored.values()),
-        quantisation=_quantisation(config, list(manifest.source.stored)),
+        quantisation=_quantisation(config, [*manifest.source.stored, *_codecs(parts)]),
         licence=manifest.licence,
         findings=tuple(findings),
     )
+
+
+def _codecs(parts: Iterable[PartRecord]) -> set[str]:
+    return {part.codec for part in parts if find_codec(part.codec).quantised}
+
+
+def _form(part: PartRecord) -> str:
+    """Says how a store holds a part: its element type, or the codec of its codes and scales."""
+    return part.codec if find_codec(part.codec).quantised else part.dtype
 
 
 def _model_facts(

@@ -18,7 +18,7 @@ from firstlight.adapt.shard_files import (
     digest_files,
 )
 from firstlight.adapt.shard_plan import UNUSED_UNIT, ShardPlan, make_manifest, plan_shard
-from firstlight.adapt.shard_tiles import Tile, granule_rows, read_tile, tiles_of
+from firstlight.adapt.shard_tiles import Tile, granule_rows, read_tile, stored_values, tiles_of
 from firstlight.checkpoint.findings import refuse_errors
 from firstlight.checkpoint.names import prove_tied
 from firstlight.checkpoint.progress import Progress, silent
@@ -34,6 +34,7 @@ from firstlight.checkpoint.store_names import ANSWERS_FOLDER, MODEL_FOLDER, is_s
 from firstlight.checkpoint.tensor_info import Checkpoint
 from firstlight.checkpoint.writer import StoreWriter, UnitWriter, forget_notes
 from firstlight.errors import StoreError, UsageError
+from firstlight.sharding.codecs import find_codec
 
 
 class UnitHook(Protocol):
@@ -192,7 +193,8 @@ def _pass_unit(run: _Run, unit: UnitRecord, output: UnitWriter | None) -> str:
                     output.write(key, part=number, first_byte=tile.first_byte, rows=rows)
                 run.advance(rows.nbytes, unit.name)
                 if hook is not None and not part.unused:
-                    tiles.append(values)
+                    coded = find_codec(part.codec).quantised
+                    tiles.append(stored_values(block, part, rows) if coded else values)
             if tiles:
                 name = _own_name(block, number, expert)
                 held.setdefault(name, []).append(torch.cat(tiles).view(part.shape))

@@ -30,7 +30,8 @@ from firstlight.checkpoint.store_layout import (
 from firstlight.checkpoint.tensor_info import Checkpoint, TensorInfo
 from firstlight.models.spec import ModelSpec, read_model_spec
 from firstlight.sharding.codecs import KEEP, Codec, find_codec
-from firstlight.sharding.rules import REPLICATED
+from firstlight.sharding.rules import REPLICATED, Facts, TensorRule
+from firstlight.sharding.slices import granule_count
 
 UNUSED_UNIT = "unused"
 
@@ -58,7 +59,7 @@ def plan_shard(checkpoint: Checkpoint, *, dtype: str = "keep") -> ShardPlan:
     spec = read_model_spec(checkpoint.config())
     report = require_match(checkpoint, spec)
     codec = find_codec(dtype)
-    parts = [(match.rule, _part(match, codec)) for match in report.matched]
+    parts = [(match.rule, _part(match, codec, spec.facts)) for match in report.matched]
     units = [*plan_units(parts, spec.facts), *_unused_unit(report)]
     uncovered = [name for unit in units for name in uncovered_parts(unit)]
     assert not uncovered, f"granules do not cover {uncovered}"
@@ -72,10 +73,10 @@ def plan_shard(checkpoint: Checkpoint, *, dtype: str = "keep") -> ShardPlan:
     return ShardPlan(spec, report, tuple(units), request)
 
 
-def _part(match: Match, codec: Codec) -> PartRecord:
+def _part(match: Match, codec: Codec, facts: Facts) -> PartRecord:
     """Returns the record of one tensor; the codec leaves alone what the rule keeps as it is."""
     rule, stored = match.rule, match.info.dtype
-    if rule.dtype:
+    if rule.dtype or (codec.quantised and not quantises(codec, rule, facts)):
         codec = KEEP
     return PartRecord(
         name=rule.name,
@@ -88,6 +89,16 @@ def _part(match: Match, codec: Codec) -> PartRecord:
         source_rows=rule.source_rows,
         unused=rule.unused,
     )
+
+
+def quantises(codec: Codec, rule: TensorRule, facts: Facts) -> bool:
+    """Says whether a codec takes a tensor: a matrix of a layer that ranks cut, whose groups are
+    full and can be cut at least two ways between them."""
+    axis = facts.axes.get(rule.axis)
+    if rule.layer is None or rule.dtype or axis is None or not codec.takes(rule.shape):
+        return False
+    cut = granule_count(axis, rule.shape[rule.dim], codec.group(rule.dim))
+    return cut > 1 or axis.pieces == 1
 
 
 def _unused_unit(report: NameReport) -> list[UnitRecord]:

@@ -10,11 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from firstlight.adapt.quantise import encode_granules
+from firstlight.checkpoint.codec_values import decode_matrix
 from firstlight.checkpoint.store_layout import BlockRecord, PartRecord
 from firstlight.checkpoint.tensor_info import Array, Checkpoint
 from firstlight.checkpoint.torch_types import TORCH_TYPES, as_array, as_tensor, bytes_of
 from firstlight.errors import TensorError
-from firstlight.sharding.codecs import dtype_bytes
+from firstlight.sharding.codecs import dtype_bytes, find_codec
 
 TILE_BYTES = 64 * 2**20
 _ROW_STEP = 8  # rows of a tile inside a granule: keeps every tile a multiple of 8 bytes
@@ -34,6 +36,9 @@ class Tile(NamedTuple):
 def tiles_of(block: BlockRecord, part: PartRecord, tile_bytes: int = TILE_BYTES) -> Iterator[Tile]:
     """Yields tiles of at most `tile_bytes` (or 8 rows) of a part: every row once, in order."""
     rows = part.shape[0] if part.shape else 1
+    if find_codec(part.codec).quantised:  # scales follow from the whole matrix
+        yield Tile(0, rows, 0, block.granules, 0)
+        return
     row_bytes = max(1, prod(part.shape[1:]) * dtype_bytes(part.dtype))
     if part.dim:
         step = max(_ROW_STEP, tile_bytes // row_bytes // _ROW_STEP * _ROW_STEP)
@@ -93,7 +98,15 @@ def read_tile(
 
 
 def granule_rows(block: BlockRecord, part: PartRecord, tile: Tile, values: torch.Tensor) -> Array:
-    """Returns a tile as bytes [granules, num_bytes]: what each granule gets of it."""
+    """Returns a tile as bytes [granules, num_bytes]: what each granule gets of it.
+
+    Raises TensorError naming the tensor when its values cannot be quantised.
+    """
+    if find_codec(part.codec).quantised:
+        try:
+            return encode_granules(block, part, values)
+        except TensorError as error:
+            raise TensorError(f"{part.name}: {error}") from error
     pieces = as_array(values)
     if part.dim:
         shape = values.shape
@@ -102,3 +115,12 @@ def granule_rows(block: BlockRecord, part: PartRecord, tile: Tile, values: torch
         pieces = np.moveaxis(pieces.reshape(cut), part.dim, 0)
     flat: Array = np.ascontiguousarray(pieces).reshape(-1).view(np.uint8)
     return flat.reshape(tile.granules, -1)
+
+
+def stored_values(block: BlockRecord, part: PartRecord, rows: Array) -> torch.Tensor:
+    """Returns what a store will give back for a quantised matrix, from its granules' bytes."""
+    codec = find_codec(part.codec)
+    shape = list(part.shape)
+    shape[part.dim] //= block.granules
+    slabs = [decode_matrix(codec, row, tuple(shape)) for row in rows]
+    return torch.from_numpy(np.concatenate(slabs, axis=part.dim))

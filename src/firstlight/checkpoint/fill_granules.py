@@ -8,9 +8,11 @@ from functools import partial
 from math import prod
 from time import perf_counter
 
+import numpy as np
 import torch
 from blake3 import blake3
 
+from firstlight.checkpoint.codec_values import decode_matrix
 from firstlight.checkpoint.digests import Entries, granule_digest, position_bytes
 from firstlight.checkpoint.executor import Job, Worker
 from firstlight.checkpoint.fill_tensors import destination
@@ -22,6 +24,7 @@ from firstlight.checkpoint.store_layout import (
     BlockRecord,
     GranuleKey,
     PartPlace,
+    PartRecord,
     UnitRecord,
     describe_granule,
     granule_bytes,
@@ -30,6 +33,7 @@ from firstlight.checkpoint.store_layout import (
 )
 from firstlight.checkpoint.torch_types import TORCH_TYPES, bytes_of, copy_values
 from firstlight.errors import DigestMismatch
+from firstlight.sharding.codecs import find_codec
 
 Parameters = Mapping[str, torch.Tensor]
 
@@ -68,12 +72,18 @@ def _fill_staged(
     places = granule_parts(block, read.key.granule)
     for part, place, target in zip(block.parts, places, read.targets, strict=True):
         if target is not None and not target.part.zero:
-            values = rows[:, place.offset : place.offset + place.num_bytes]
-            values = values.view(TORCH_TYPES[part.dtype])
-            values = values.view(read.granules, *(place.shape or (1,)))
-
+            values = _values(rows[:, place.offset : place.offset + place.num_bytes], part, place)
             _place(parameters, read, target, block=block, values=values)
     worker.spend("place", started)
+
+
+def _values(rows: torch.Tensor, part: PartRecord, place: PartPlace) -> torch.Tensor:
+    """Returns the values [count, *slab] that rows of bytes hold of a part."""
+    codec = find_codec(part.codec)
+    if codec.quantised:
+        slabs = [decode_matrix(codec, row, place.shape) for row in rows.numpy()]
+        return torch.from_numpy(np.stack(slabs))
+    return rows.view(TORCH_TYPES[part.dtype]).view(len(rows), *(place.shape or (1,)))
 
 
 def _place(
@@ -111,7 +121,8 @@ def _fill_by_part(
     for number, (place, end) in enumerate(zip(places, ends, strict=True)):
         target = read.targets[number]
         started = perf_counter()
-        buffer = _own_bytes(parameters, target, place=place, dtype=block.parts[number].dtype)
+        part = block.parts[number]
+        buffer = _own_bytes(parameters, target, place=place, part=part)
         direct = buffer is not None
         if buffer is None:
             buffer = worker.staging(place.num_bytes)
@@ -123,8 +134,8 @@ def _fill_by_part(
             hasher.update(padding)
             started = worker.spend("hash", started)
         if not direct and target is not None and not target.part.zero:
-            values = torch.frombuffer(buffer, dtype=TORCH_TYPES[block.parts[number].dtype])
-            values = values.view(1, *place.shape)
+            rows = torch.frombuffer(buffer, dtype=torch.uint8).view(1, -1)
+            values = _values(rows, part, place)
             _place(parameters, read, target, block=block, values=values)
             worker.spend("place", started)
         at = end
@@ -139,14 +150,14 @@ def _own_bytes(
     target: Target | None,
     *,
     place: PartPlace,
-    dtype: str,
+    part: PartRecord,
 ) -> memoryview | None:
     """Returns the target's own memory when the part's bytes can be read straight into it."""
-    if target is None or target.part.zero:
+    if target is None or target.part.zero or find_codec(part.codec).quantised:
         return None
     tensor = destination(parameters, target)
     whole = tensor.numel() == prod(place.shape) and tensor.is_contiguous()
-    if tensor.device.type != "cpu" or tensor.dtype != TORCH_TYPES[dtype] or not whole:
+    if tensor.device.type != "cpu" or tensor.dtype != TORCH_TYPES[part.dtype] or not whole:
         return None
     return bytes_of(tensor)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from firstlight.sharding.codecs import dtype_bytes
+from firstlight.sharding.codecs import dtype_bytes, find_codec
 from firstlight.sharding.rules import ONCE, REPLICATED, VOCABULARY_GRANULE, Facts, TensorRule
 from firstlight.sharding.slices import granule_count
 
@@ -28,6 +28,7 @@ ENTRY_BYTES = 24
 class PartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One tensor of a block: `shape` is that of the whole tensor (of one expert), cut along `dim`.
 
+    `dtype` is the type of its values, which a quantising `codec` holds as codes and scales.
     `sources` are its names in the source checkpoint, one an expert; `source_rows` the run of a
     fused source tensor. `unused` marks values the model never reads, kept for an exact round trip.
     """
@@ -100,10 +101,15 @@ def granule_parts(block: BlockRecord, granule: int) -> list[PartPlace]:
     for part in block.parts:
         full = _granule_shape(block, part, 0)
         shape = _granule_shape(block, part, granule)
-        width = dtype_bytes(part.dtype)
-        places.append(PartPlace(offset, prod(shape) * width, shape))
-        offset += round_up(prod(full) * width, PART_ALIGNMENT)
+        places.append(PartPlace(offset, part_bytes(part, shape), shape))
+        offset += round_up(part_bytes(part, full), PART_ALIGNMENT)
     return places
+
+
+def part_bytes(part: PartRecord, shape: tuple[int, ...]) -> int:
+    """Returns the bytes that values of a shape take in the form of a part."""
+    codec = find_codec(part.codec)
+    return codec.matrix_bytes(shape) if codec.quantised else prod(shape) * dtype_bytes(part.dtype)
 
 
 def stride(block: BlockRecord) -> int:
@@ -167,10 +173,15 @@ def granule_keys(unit: UnitRecord) -> Iterator[GranuleKey]:
 def payload_bytes(unit: UnitRecord) -> int:
     """Returns the bytes of a unit without padding."""
     return sum(
-        block.count * prod(part.shape) * dtype_bytes(part.dtype)
-        for block in unit.blocks
-        for part in block.parts
+        block.count * _stored_bytes(block, part) for block in unit.blocks for part in block.parts
     )
+
+
+def _stored_bytes(block: BlockRecord, part: PartRecord) -> int:
+    """Returns the bytes of a part in all granules; a scale that granules share is in each."""
+    if not find_codec(part.codec).quantised:
+        return part_bytes(part, part.shape)
+    return block.granules * part_bytes(part, _granule_shape(block, part, 0))
 
 
 def _granule_shape(block: BlockRecord, part: PartRecord, granule: int) -> tuple[int, ...]:
@@ -230,7 +241,8 @@ def plan_units(parts: Iterable[tuple[TensorRule, PartRecord]], facts: Facts) -> 
 def _granules(rule: TensorRule, part: PartRecord, facts: Facts) -> int:
     if rule.axis in (REPLICATED, ONCE):
         return 1
-    return granule_count(facts.axes[rule.axis], part.shape[part.dim])
+    group = find_codec(part.codec).group(part.dim)
+    return granule_count(facts.axes[rule.axis], part.shape[part.dim], group)
 
 
 def _block(

@@ -12,7 +12,7 @@ from firstlight.cli.outcome import show
 
 Source = Annotated[Path, typer.Argument(help="checkpoint folder, or a safetensors, .bin or GGUF file")]
 Store = Annotated[Path, typer.Argument(help="directory to make, or to finish", show_default=False)]
-Codec = Annotated[str, typer.Option(help="keep, fp32, bf16 or fp16")]
+Codec = Annotated[str, typer.Option(help="keep, fp32, bf16, fp16, int8, int4, fp8, fp8-block or mxfp4")]
 
 
 def shard(source: Source, store: Store, dtype: Codec = "keep", as_json: AsJson = False) -> int:

@@ -24,22 +24,69 @@ DTYPE_BITS: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Codec:
-    """How the values of a tensor are held: `group` consecutive values along a dim share one
-    scale.
+    """How the values of a tensor are held. `dtype` is the type they are cast to, empty to keep it.
+
+    A codec with `bits` holds codes and scales instead: `rows` x `columns` of a matrix share one
+    scale (0: as many as there are), which takes `scale_bytes`.
     """
 
     name: str
-    dtype: str
-    group: int = 1
+    dtype: str = ""
+    bits: int = 0
+    rows: int = 1
+    columns: int = 0
+    scale_bytes: int = 0
+
+    @property
+    def quantised(self) -> bool:
+        """Says whether values are held as codes and scales."""
+        return self.bits > 0
+
+    def group(self, dim: int) -> int:
+        """Returns how many values along a dim of a matrix no cut may separate, 1 if any may.
+
+        A scale of a whole dim is held by every piece, so it binds none.
+        """
+        return max(1, self.columns if dim else self.rows) if self.quantised else 1
+
+    def scale_shape(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Returns rows and columns of scales that a matrix of this shape has."""
+        rows, columns = shape
+        return (
+            math.ceil(rows / self.rows) if self.rows else 1,
+            math.ceil(columns / self.columns) if self.columns else 1,
+        )
+
+    def code_bytes(self, shape: Sequence[int]) -> int:
+        """Returns the bytes of the codes of a matrix."""
+        return math.prod(shape) * self.bits // 8
+
+    def matrix_bytes(self, shape: Sequence[int]) -> int:
+        """Returns the bytes of codes and scales of a matrix."""
+        return self.code_bytes(shape) + math.prod(self.scale_shape(shape)) * self.scale_bytes
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Says whether a tensor is a matrix whose groups are all full."""
+        if len(shape) != 2 or not math.prod(shape):
+            return False
+        return not any(n % self.group(dim) for dim, n in enumerate(shape))
 
 
-KEEP = Codec("keep", "")
+KEEP = Codec("keep")
 CODECS: Mapping[str, Codec] = MappingProxyType(
     {
-        "keep": KEEP,
-        "fp32": Codec("fp32", "F32"),
-        "bf16": Codec("bf16", "BF16"),
-        "fp16": Codec("fp16", "F16"),
+        codec.name: codec
+        for codec in (
+            KEEP,
+            Codec("fp32", "F32"),
+            Codec("bf16", "BF16"),
+            Codec("fp16", "F16"),
+            Codec("int8", bits=8, rows=1, columns=0, scale_bytes=4),
+            Codec("int4", bits=4, rows=1, columns=32, scale_bytes=2),
+            Codec("fp8", bits=8, rows=0, columns=0, scale_bytes=4),
+            Codec("fp8-block", bits=8, rows=128, columns=128, scale_bytes=4),
+            Codec("mxfp4", bits=4, rows=1, columns=32, scale_bytes=1),
+        )
     }
 )
 
