@@ -23,6 +23,7 @@ _TITLES = {
     11: "several machines",
 }  # fmt: skip
 _BUILD = "python -m firstlight.kernels.build"
+_NO_FAST = "none needed: references run here; nobody has written faster kernels for this device"
 _ORDER = ("wrong", "missing", "reference", "fast")
 
 
@@ -147,7 +148,7 @@ def kernel_section(
         checks=(
             _wrong_check(verdicts),
             *(
-                _coverage(path, ops, chosen)
+                _coverage(path, ops, chosen, fix=_BUILD if stack == "cpu" else _NO_FAST)
                 for path, ops in (used or {"all": list(chosen)}).items()
             ),
         ),
@@ -182,7 +183,11 @@ def _wrong_check(verdicts: Iterable[Sequence[str]]) -> Check:
 
 
 def _coverage(
-    path: str, operations: Sequence[str], chosen: Mapping[str, tuple[str, str, str]]
+    path: str,
+    operations: Sequence[str],
+    chosen: Mapping[str, tuple[str, str, str]],
+    *,
+    fix: str,
 ) -> Check:
     name = f"{path} path" if path != "all" else "fast kernels"
     by_state: dict[str, list[str]] = {state: [] for state in _ORDER}
@@ -195,7 +200,7 @@ def _coverage(
         return Check(name, "fail", f"{detail}: {', '.join(bad)}", "use another --dtype or device")
     slow = [*by_state["missing"], *by_state["reference"]]
     if slow:
-        return Check(name, "warn", f"{detail}: {', '.join(slow)} not fast", _BUILD)
+        return Check(name, "warn", f"{detail}: {', '.join(slow)} not fast", fix)
     return Check(name, "ok", detail)
 
 

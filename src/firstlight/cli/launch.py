@@ -26,7 +26,9 @@ from firstlight.engine.socket_folder import make_socket_folder
 from firstlight.engine.zmq_client import ZmqEngineClient
 from firstlight.errors import ConfigError
 from firstlight.models.spec import ModelSpec
-from firstlight.runner.memory import available_bytes
+from firstlight.planning.plan_file import read_plan
+from firstlight.planning.start import check_plan, check_start, start_load
+from firstlight.runner.memory import first_device
 from firstlight.runner.model_path import read_spec
 from firstlight.settings.serve import ServeSettings
 from firstlight.sharding.layout import Layout
@@ -51,12 +53,19 @@ def launch(settings: ServeSettings) -> int:
 
     started = process_started()
     spec = read_spec(settings.model)
+    plan = read_plan(settings.plan) if settings.plan else None
+    if plan is not None:
+        check_plan(plan, spec, settings)
     check_layout(spec.facts, Layout(tp=settings.tp, ep=settings.ep))
     listener = bind_socket(settings.host, settings.port)
     configure_logging(settings.log_level)
     folder = make_socket_folder()
     try:
-        return _run(settings, spec, listener, make_engine_settings(settings, folder, started))
+        engine_settings = make_engine_settings(settings, folder, started)
+        free = available_bytes(engine_settings.device, settings.tp)
+        check_start(spec, start_load(settings, spec, free_bytes=free, plan=plan))
+        check_cache_fits(engine_settings, spec)
+        return _run(settings, spec, listener, engine_settings)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -67,7 +76,6 @@ def _run(
     listener: socket.socket,
     engine_settings: EngineSettings,
 ) -> int:
-    check_cache_fits(engine_settings, spec)
     signal.signal(signal.SIGTERM, _end)  # until the server takes signals over, which drains
     process = EngineProcess(engine_settings)
     try:
@@ -89,8 +97,13 @@ def check_cache_fits(settings: EngineSettings, spec: ModelSpec) -> None:
     Raises UsageError for a context the model lacks, OutOfBudget with ways out in numbers. Ranks
     that have loaded are asked again, and have less.
     """
-    available = available_bytes(settings.device, settings.tp)
-    plan_caches(cache_needs(settings, spec), available=available, budget=settings.kv_budget_bytes)
+    device = first_device(settings.device, settings.tp)
+    plan_caches(
+        cache_needs(settings, spec),
+        available=device.available_bytes(),
+        budget=settings.kv_budget_bytes,
+        owned=device.owned,
+    )
 
 
 def device_name(asked: str) -> str:
@@ -130,6 +143,8 @@ def make_engine_settings(
         encoder_cache_bytes=settings.encoder_cache_bytes,
         check_digests=settings.check_digests,
         skip_gate=settings.skip_gate,
+        memory_bytes=settings.memory_bytes,
+        plan=str(settings.plan) if settings.plan else "",
     )
 
 

@@ -105,15 +105,18 @@ class CachePlan:
         return self.paged_bytes + self.slot_bytes
 
 
-def plan_caches(needs: CacheNeeds, *, available: int, budget: int | None) -> CachePlan:
+def plan_caches(
+    needs: CacheNeeds, *, available: int, budget: int | None, owned: bool = False
+) -> CachePlan:
     """Returns how a budget is split: live slots first, then blocks for one sequence of full length,
     then snapshots (at most one per sequence, and SNAPSHOT_SHARE), then blocks.
 
     `available` is the least memory any rank has left, in bytes, already divided among ranks that
-    share it. Raises OutOfBudget, with the ways out in numbers, when not even one sequence fits
-    beside the live slots or the budget grants more than is available.
+    share it; `owned` says that nobody but this engine uses it. Raises OutOfBudget, with the ways
+    out in numbers, when not even one sequence fits beside the live slots or the budget grants more
+    than is available.
     """
-    limit = budget if budget is not None else default_budget(available)
+    limit = budget if budget is not None else default_budget(available, owned=owned)
     left = limit - needs.live_slots * needs.slot_bytes
     spare = left - (needs.blocks_per_sequence + 1) * needs.block_bytes
     if spare < 0:
@@ -141,9 +144,10 @@ def _num_snapshots(needs: CacheNeeds, *, left: int, spare: int) -> int:
     return min(needs.max_sequences, share // needs.slot_bytes)
 
 
-def default_budget(available: int) -> int:
+def default_budget(available: int, *, owned: bool = False) -> int:
     """Returns the bytes a rank gives its caches when nobody said."""
-    return min(int(available * (1 - RESERVED_SHARE)), DEFAULT_LIMIT)
+    share = int(available * (1 - RESERVED_SHARE))
+    return share if owned else min(share, DEFAULT_LIMIT)
 
 
 def _refusal(needs: CacheNeeds, limit: int) -> str:

@@ -145,7 +145,8 @@ class Startup:
     ) -> CachePlan:
         settings = self._settings
         available = min(report.available_bytes for report in loaded)
-        plan = plan_caches(needs, available=available, budget=settings.kv_budget_bytes)
+        owned = all(report.owned for report in loaded)
+        plan = plan_caches(needs, available=available, budget=settings.kv_budget_bytes, owned=owned)
         ranks.send(AllocateCaches(plan.num_blocks, plan.num_slots))
         for report in ranks.collect(CachesAllocated):
             self._recorder.record(

@@ -36,7 +36,7 @@ def traits(module: Any, index: int) -> Traits:
     if release(plugin) >= release(_MEMORY_CALLS_FROM):
         has |= {"accelerator_memory_api"} | ({"compile"} if arch >= _FP8_FROM else set())
     versions = (("plugin", plugin),) if plugin else ()
-    sdk = local_part(plugin).removeprefix("musa")
+    sdk = local_part(plugin, "musa")
     return Traits(
         arch=arch,
         cores=int(properties.multi_processor_count),
@@ -68,8 +68,12 @@ def read_cards() -> Mapping[str, Any]:
     driver = mtml.nvmlSystemGetDriverVersion()
     return {
         "driver": driver.decode() if isinstance(driver, bytes) else str(driver),
-        "cards": [_card(mtml, handle) for handle in handles],
-        "links": [link for i in range(len(handles)) for link in _links(mtml, handles, i)],
+        "cards": (cards := [_card(mtml, handle) for handle in handles]),
+        "links": [
+            link
+            for h, card in zip(handles, cards, strict=True)
+            for link in _links(mtml, h, card, cards)
+        ],
     }
 
 
@@ -84,13 +88,18 @@ def _card(mtml: Any, handle: Any) -> dict[str, Any]:
     }
 
 
-def _links(mtml: Any, handles: list[Any], index: int) -> list[dict[str, Any]]:
+def _links(mtml: Any, handle: Any, card: Any, cards: list[dict[str, Any]]) -> list[dict[str, Any]]:
     states = {0: "down", 1: "up", 2: "downgrade"}
-    count = int(mtml.mtmlDeviceGetMtLinkSpec(handles[index]).linkNum)
+    places = {other["pci"]: index for index, other in enumerate(cards)}
     found = []
-    for link in range(count):
-        state = states.get(int(mtml.mtmlDeviceGetMtLinkState(handles[index], link)), "unknown")
-        found.append({"card": index, "link": link, "state": state})
+    for link in range(int(mtml.mtmlDeviceGetMtLinkSpec(handle).linkNum)):
+        state = states.get(int(mtml.mtmlDeviceGetMtLinkState(handle, link)), "unknown")
+        try:
+            remote = mtml.mtmlDeviceGetMtLinkRemoteDevice(handle, link)
+            target = places.get(_card(mtml, remote)["pci"])
+        except mtml.NVMLError:  # in containers the far end is often not told
+            target = None
+        found.append({"card": places[card["pci"]], "link": link, "to": target, "state": state})
     return found
 
 

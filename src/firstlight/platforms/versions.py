@@ -38,9 +38,12 @@ def release(version: str) -> tuple[int, ...]:
     return (*_padded(numbers, 5)[:5], int(post.group(1)) if post else 0) if numbers else ()
 
 
-def local_part(version: str) -> str:
-    """Returns what stands behind the `+` of a version, empty when there is none."""
-    return version.partition("+")[2]
+def local_part(version: str, word: str) -> str:
+    """Returns what follows `+WORD` in a version, empty when it has no such part: for `vendor`,
+    `2.11.0+vendor5.2.0` gives `5.2.0`.
+    """
+    local = version.partition("+")[2]
+    return local.removeprefix(word) if local.startswith(word) else ""
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -38,13 +38,16 @@ class RankDevice:
         sharing = -(-self.ranks // self.platform.count())
         return max(0, self.platform.memory(self.index).available_bytes - kept) // sharing
 
+    @property
+    def owned(self) -> bool:
+        """Whether the device has memory of its own, which nothing but an engine uses."""
+        return not self.platform.spec(self.index).can("host_memory")
+
     def peak_bytes(self) -> int:
         """Returns the most memory this process has held on the device."""
         return self.platform.peak_bytes(self.index)
 
 
-def available_bytes(device: str = "cpu", ranks: int = 1) -> int:
-    """Returns what each of the ranks may take of its device's memory now, limits of a container
-    included.
-    """
-    return RankDevice(find_platform(device), ranks=ranks).available_bytes()
+def first_device(device: str, ranks: int) -> RankDevice:
+    """Returns the device of the first of so many ranks, by the platform's name."""
+    return RankDevice(find_platform(device), ranks=ranks)

@@ -64,7 +64,7 @@ class RankProgress(msgspec.Struct, frozen=True, tag=True):
 
 class RankLoaded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """A rank holds its weights. Byte counts are those of this rank alone; `available_bytes` is its
-    part where ranks share a device.
+    part where ranks share a device, `owned` whether it is an engine's alone.
     """
 
     rank: int
@@ -74,6 +74,7 @@ class RankLoaded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     weights_allocated: int
     bytes_read: int
     available_bytes: int
+    owned: bool = False
     resident_bytes: int
     kernels: list[str]
     threads: int

@@ -116,6 +116,7 @@ class Rank:
                 weights_allocated=self._model.allocated_bytes,
                 bytes_read=report.bytes_read,
                 available_bytes=self._place.available_bytes(kept=self._encoder_cache_bytes),
+                owned=self._place.owned,
                 resident_bytes=resident_bytes(),
                 kernels=list(self._kernels.describe()),
                 threads=torch.get_num_threads(),

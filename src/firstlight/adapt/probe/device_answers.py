@@ -52,7 +52,8 @@ def _bfloat16_pair() -> tuple[Tensor, ...]:
 
 def _scaled_product(a: Tensor, b: Tensor) -> Tensor:
     one = torch.ones((), device=a.device)
-    narrow = (a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t())
+    by_columns = b.t().contiguous().t()  # the only order the operation takes its second input in
+    narrow = (a.to(torch.float8_e4m3fn), by_columns.to(torch.float8_e4m3fn))
     return torch._scaled_mm(*narrow, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 

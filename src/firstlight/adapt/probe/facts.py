@@ -91,7 +91,7 @@ class Facts:
         """The vendor's toolkit version: what torch was built for, else what the command prints."""
         build = _or_none(lambda: self.torch().get("build"))
         plugin = _or_none(lambda: self.torch().get("plugin")) or ""
-        local = local_part(plugin).removeprefix(self.stack.name)
+        local = local_part(plugin, self.stack.name)
         printed = self._printed(self.stack.sdk_command, self.stack.sdk_pattern)
         found = printed or local or build
         if not found:

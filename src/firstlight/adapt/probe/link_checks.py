@@ -99,6 +99,11 @@ def check_network(facts: Facts, look: Looking, nodes: int) -> Iterator[Finding]:
             else one.warn(f"{detail}; one machine does without", fix)
         )
 
+    limit = facts.host()["memlock"]
+    if limit is None:
+        yield Looking(look.check, "locked memory").ok("unlimited")
+    else:
+        yield lacking("locked memory", f"limited to {limit} bytes", "set ulimit -l unlimited")
     devices = machine.names(_RDMA)
     if devices:
         yield Looking(look.check, "RDMA devices").ok(", ".join(devices))
@@ -122,8 +127,3 @@ def check_network(facts: Facts, look: Looking, nodes: int) -> Iterator[Finding]:
                 f"the kernel module {stack.peer_module} is not loaded",
                 f"run modprobe {stack.peer_module} on the host",
             )
-    limit = facts.host()["memlock"]
-    if limit is None:
-        yield Looking(look.check, "locked memory").ok("unlimited")
-    else:
-        yield lacking("locked memory", f"limited to {limit} bytes", "set ulimit -l unlimited")

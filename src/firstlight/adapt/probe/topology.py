@@ -13,6 +13,7 @@ from firstlight.platforms.machine import FactUnknown, Machine
 
 _NODES = "/sys/devices/system/node"
 _RDMA = "/sys/class/infiniband"
+_SHORT = {"up": "up", "down": "DOWN", "downgrade": "slow", "unknown": "?"}
 
 
 @dataclass(frozen=True)
@@ -82,23 +83,23 @@ def _matrix(topology: Topology) -> list[str]:
     if not topology.links:
         return []
     indices = [card.index for card, _ in topology.cards]
-    lines = [f"{topology.link_name} by card: state x links"]
+    lines = [f"{topology.link_name} from card to card: state and number of links"]
     told = [link for link in topology.links if link.target is not None]
     if not told:
         for index in indices:
             own = [f"{x.state} x{x.count}" for x in topology.links if x.source == index]
             lines.append(f"  card {index}: {', '.join(own) or 'none'}")
         return lines
-    lines.append("  " + "".join(f"{i:>9}" for i in ("", *indices)))
+    lines.append("  " + "".join(f"{i:>6}" for i in ("", *indices)))
     for a in indices:
         cells = [_cell(told, a, b) for b in indices]
-        lines.append("  " + "".join(f"{cell:>9}" for cell in (a, *cells)))
+        lines.append("  " + "".join(f"{cell:>6}" for cell in (a, *cells)))
     return lines
 
 
 def _cell(links: list[Link], a: int, b: int) -> str:
     found = [link for link in links if (link.source, link.target) == (a, b)]
-    return "-" if a == b else "+".join(f"{x.state}x{x.count}" for x in found) or "."
+    return "-" if a == b else "+".join(f"{_SHORT[x.state]}{x.count}" for x in found) or "."
 
 
 def _nodes(machine: Machine) -> tuple[tuple[int, str], ...]:
