@@ -16,6 +16,7 @@ from typing import Any
 from firstlight.adapt.indexed_model import IndexedModel
 from firstlight.adapt.shard_files import find_licence, licence_in
 from firstlight.checkpoint.bare_index import read_bare_index
+from firstlight.checkpoint.dequantised import dequantised
 from firstlight.checkpoint.findings import ERROR, NOTE, Finding, errors_of
 from firstlight.checkpoint.json_file import read_json
 from firstlight.checkpoint.names import NameReport, match_names
@@ -78,8 +79,16 @@ def inspect_path(path: Path) -> InspectReport:
         return _inspect_store(path)
     index = read_bare_index(path)
     if index is None:
-        return _inspect_checkpoint(scan_checkpoint(path))
+        return _inspect_checkpoint(_plain(scan_checkpoint(path)))
     return _inspect_checkpoint(IndexedModel(path, index))
+
+
+def _plain(checkpoint: Checkpoint) -> Checkpoint:
+    """Returns the view in which quantised matrices are plain, if config and family want it."""
+    try:
+        return dequantised(checkpoint, read_model_spec(checkpoint.config()))
+    except BadInput:
+        return checkpoint  # said where the config is read to be used
 
 
 def _inspect_checkpoint(checkpoint: Checkpoint | IndexedModel) -> InspectReport:

@@ -19,6 +19,7 @@ from firstlight.adapt.shard_files import (
 )
 from firstlight.adapt.shard_plan import UNUSED_UNIT, ShardPlan, make_manifest, plan_shard
 from firstlight.adapt.shard_tiles import Tile, granule_rows, read_tile, stored_values, tiles_of
+from firstlight.checkpoint.dequantised import dequantised
 from firstlight.checkpoint.findings import refuse_errors
 from firstlight.checkpoint.names import prove_tied
 from firstlight.checkpoint.progress import Progress, silent
@@ -34,6 +35,7 @@ from firstlight.checkpoint.store_names import ANSWERS_FOLDER, MODEL_FOLDER, is_s
 from firstlight.checkpoint.tensor_info import Checkpoint
 from firstlight.checkpoint.writer import StoreWriter, UnitWriter, forget_notes
 from firstlight.errors import StoreError, UsageError
+from firstlight.models.spec import read_model_spec
 from firstlight.sharding.codecs import find_codec
 
 
@@ -83,8 +85,10 @@ def shard(source: Path, target: Path, options: ShardOptions | None = None) -> Sh
     options = options or ShardOptions()
     if target.resolve() == source.resolve():
         raise UsageError(f"{target}: source and store must be different places")
-    checkpoint = open_checkpoint(source)
+    published = open_checkpoint(source)
     try:
+        checkpoint = dequantised(published, read_model_spec(published.config()))
+        refuse_errors(checkpoint.findings, str(source))
         plan = plan_shard(checkpoint, dtype=options.dtype)
         finished = _finished_store(target, plan)
         if finished is not None:
@@ -92,7 +96,7 @@ def shard(source: Path, target: Path, options: ShardOptions | None = None) -> Sh
         refuse_errors(prove_tied(checkpoint, plan.report), str(source))
         return _write_store(checkpoint, target, plan, options)
     finally:
-        checkpoint.close()
+        published.close()
 
 
 def _finished_store(target: Path, plan: ShardPlan) -> Manifest | None:

@@ -5,9 +5,11 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
+from firstlight.checkpoint.dequantised import DequantisedCheckpoint
 from firstlight.checkpoint.gguf import GgufCheckpoint
 from firstlight.checkpoint.positioned_io import explained
 from firstlight.checkpoint.store import Store
@@ -71,8 +73,7 @@ def copy_model_files(
         if isinstance(checkpoint, GgufCheckpoint):
             if export_tokenizer is None:
                 raise UsageError(f"{checkpoint.path}: a GGUF source needs a tokenizer exporter")
-            config = json.dumps(checkpoint.config(), indent=2, sort_keys=True)
-            (target / "config.json").write_text(config + "\n", "utf-8")
+            _write_json(target / "config.json", checkpoint.config())
             _write_generation(checkpoint, target)
             export_tokenizer(checkpoint.path, target)
         else:
@@ -81,14 +82,19 @@ def copy_model_files(
                 copy = target / path.relative_to(folder)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
+            if isinstance(checkpoint, DequantisedCheckpoint):
+                _write_json(target / "config.json", checkpoint.config())
     return digest_files(target)
 
 
 def _write_generation(checkpoint: Checkpoint, target: Path) -> None:
     config = checkpoint.config()
     kept = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in config}
-    text = json.dumps(kept, indent=2, sort_keys=True)
-    (target / "generation_config.json").write_text(text + "\n", "utf-8")
+    _write_json(target / "generation_config.json", kept)
+
+
+def _write_json(path: Path, fields: dict[str, Any]) -> None:
+    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def digest_files(folder: Path) -> dict[str, str]:

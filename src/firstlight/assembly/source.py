@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from firstlight.checkpoint.dequantised import dequantised
+from firstlight.checkpoint.findings import refuse_errors
 from firstlight.checkpoint.json_file import read_json
 from firstlight.checkpoint.reader import open_checkpoint
 from firstlight.checkpoint.store import open_store
@@ -34,4 +36,6 @@ def open_source(path: Path) -> WeightSource:
         return WeightSource(store, read_model_spec(config), store.manifest.source.content_digest)
     checkpoint = open_checkpoint(path)
     spec = read_model_spec(checkpoint.config())
-    return WeightSource(checkpoint, spec, checkpoint.source_digest())
+    plain = dequantised(checkpoint, spec)
+    refuse_errors(plain.findings, str(path))
+    return WeightSource(plain, spec, plain.source_digest())

@@ -11,6 +11,7 @@ from firstlight.errors import ConfigError
 from firstlight.layers.rope_spec import RopeSpec
 from firstlight.models.config_reader import BOOKKEEPING, ConfigReader
 from firstlight.models.rope_config import read_rope
+from firstlight.sharding.published_codecs import FIELD, published_codec
 from firstlight.sharding.rules import Axis, Facts, vocabulary_axis, width_axis
 from firstlight.sharding.state_spec import GroupedQueryState
 
@@ -96,12 +97,8 @@ MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 def _refuse_variants(reader: ConfigReader) -> None:
     reader.must_equal("hidden_act", ("silu",), "silu")
     reader.must_equal("pretraining_tp", (1, 2, 4, 8), 1)  # a training artefact, not a variant
-    if reader.has("quantization_config"):
-        raise ConfigError(
-            "config.json: quantization_config is present; this family reads unquantised weights. "
-            "Use the unquantised checkpoint or a GGUF file"
-        )
-    reader.ignore(("quantization_config",))
+    # Weights are dequantised when they are read; a way that is not known is refused by name.
+    published_codec({FIELD: reader.take(FIELD, dict, None)})
 
 
 def _rope_layers(reader: ConfigReader, family: str, num_layers: int) -> tuple[bool, ...]:
