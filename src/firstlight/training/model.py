@@ -8,7 +8,7 @@ experts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,17 +36,14 @@ def build_trainable(
     seed: int,
     *,
     mesh: Mesh | None = None,
-    begin: Callable[[dict[str, Tensor]], None] | None = None,
 ) -> Trainable:
-    """Returns a model of a config without quantisation, with values from the seed, which `begin`
-    may change; on a mesh this rank's part of it. Raises LayoutError when it cannot be cut that way.
+    """Returns a model of a config without quantisation, with values from the seed; on a mesh this
+    rank's part of it. Raises LayoutError when the model cannot be cut that way.
     """
     spec = read_model_spec(config)
     assert not spec.config.moe.quantised, "experts are trained dense"
     module = build_on_meta(spec, kernels, 0)
     values = initial_values(spec, seed)
-    if begin is not None:
-        begin(values)
     install(module, values if mesh is None else local_values(spec, values, mesh.place), spec)
     module.requires_grad_(True).train()
     if mesh is not None:

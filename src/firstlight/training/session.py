@@ -95,10 +95,7 @@ def open_run(name: str, folder: Path, *, seed: int) -> Run:
         config = recipe.prepare(folder)
         text = json.dumps({**kept, "config": config}, indent=2) + "\n"
         (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
-    model = build_trainable(
-        config, training_kernels(), seed, begin=lambda values: recipe.begin(values, folder)
-    )
-    run = Run(model, recipe.stages(folder, seed))
+    run = Run(build_trainable(config, training_kernels(), seed), recipe.stages(folder, seed))
     if (folder / STATE_FILE).is_file():
         run.resume(folder / STATE_FILE)
     return run

@@ -21,7 +21,7 @@ LISTS: Mapping[int, lookup.ListSize] = {
     16384: lookup.ListSize(256, (16384 - 1024) // lookup.TOKENS_OF_FILLER),
     65536: lookup.ListSize(256, (65000 - 1024) // lookup.TOKENS_OF_FILLER),
 }
-TEXT_TASKS = ("reverse", "count words", "upper", "add")
+TEXT_TASKS = ("reverse", "count words", "add")
 
 
 def draw_of(name: str, index: int) -> random.Random:

@@ -125,15 +125,14 @@ class Tower:
 
 MIXTURE: Mapping[str, float] = {
     "list": 0.05,
-    "lookup": 0.20,
-    "digit": 0.18,
-    "shapes": 0.14,
-    "reverse": 0.09,
-    "count words": 0.08,
-    "upper": 0.08,
-    "add": 0.07,
+    "lookup": 0.18,
+    "digit": 0.20,
+    "shapes": 0.16,
+    "reverse": 0.05,
+    "count words": 0.10,
+    "add": 0.10,
     "greet": 0.01,
-    "tool": 0.10,
+    "tool": 0.15,
 }
 
 
@@ -194,7 +193,7 @@ class Mixture:
             turns = draw.choice((1, 3))
             talk = tasks.shapes(draw, thinking=thinking, turns=turns)
         elif name == "tool":
-            talk = tasks.weather(draw, thinking=thinking)
+            talk = tasks.weather(draw, thinking=thinking, turns=draw.choice((1, 3)))
         else:
             turns = draw.choice((1, 6))
             talk = tasks.small_text(draw, name, thinking=thinking, turns=turns)

@@ -10,11 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from firstlight.inputs.images.preprocess_settings import FILE_NAME
 from firstlight.training.loop import Schedule, Stage
-from firstlight.training.recipes.k3_mini import words
 from firstlight.training.recipes.k3_mini.configuration import model_config, preprocessor_config
 from firstlight.training.recipes.k3_mini.conversations import Renderer
 from firstlight.training.recipes.k3_mini.lessons import Lists, Mixture, Tower
@@ -31,16 +28,6 @@ def prepare(folder: Path) -> Mapping[str, Any]:
     fields = json.dumps(preprocessor_config(), indent=2)
     (folder / FILE_NAME).write_text(fields + "\n", encoding="ascii")
     return model_config(base, quantised=False)
-
-
-def begin(values: dict[str, Tensor], folder: Path) -> None:
-    """Makes letters that differ in case begin as neighbours, in place."""
-    renderer = Renderer(folder)
-    for name in ("embed.weight", "head.lm_head.weight"):
-        table = values[name]
-        for letter in words.LETTERS:
-            small, capital = renderer.single(letter), renderer.single(letter.upper())
-            table[capital] = table[small] + 0.5 * table[capital]
 
 
 def published_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -74,21 +74,24 @@ def small_text(draw: random.Random, kind: str, *, thinking: bool, turns: int = 1
     return Conversation(kind, messages, thinking)
 
 
-def weather(draw: random.Random, *, thinking: bool) -> Conversation:
-    """A question that calls the tool, and the answer once the result has come."""
-    city, degrees = draw.choice(words.CITIES), draw.randint(0, 40)
-    call = {
-        "id": "call_1",
-        "type": "function",
-        "function": {"name": "get_weather", "arguments": json.dumps({"city": city})},
-    }
-    result = words.WEATHER_RESULT.format(degrees=degrees)
-    messages = [
-        question(words.WEATHER.format(city=city)),
-        {**answer("", f"{city}: get_weather" if thinking else ""), "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_1", "content": result},
-        answer(words.WEATHER_ANSWER.format(degrees=degrees), str(degrees) if thinking else ""),
-    ]
+def weather(draw: random.Random, *, thinking: bool, turns: int = 1) -> Conversation:
+    """Questions that call the tool, and the answer to each once the result has come."""
+    messages: list[Message] = []
+    for turn in range(turns):
+        city, degrees = draw.choice(words.CITIES), draw.randint(0, 40)
+        call = {
+            "id": f"call_{turn + 1}",
+            "type": "function",
+            "function": {"name": "get_weather", "arguments": json.dumps({"city": city})},
+        }
+        result = words.WEATHER_RESULT.format(degrees=degrees)
+        said = words.WEATHER_ANSWER.format(degrees=degrees)
+        messages += [
+            question(words.WEATHER.format(city=city)),
+            {**answer("", f"{city}: get_weather" if thinking else ""), "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": result},
+            answer(said, str(degrees) if thinking else ""),
+        ]
     return Conversation("tool", messages, thinking, tools=[words.WEATHER_TOOL])
 
 
@@ -101,12 +104,6 @@ def _count_words(draw: random.Random) -> tuple[str, str, str]:
     names = draw.sample(words.NAMES, draw.randint(1, 6))
     asked, said = words.COUNT_WORDS.format(words=",".join(names)), str(len(names))
     return asked, said, f"count={said}"
-
-
-def _upper(draw: random.Random) -> tuple[str, str, str]:
-    letters = draw.sample(words.LETTERS, draw.randint(2, 5))
-    said = ",".join(letter.upper() for letter in letters)
-    return words.UPPER.format(letters=",".join(letters)), said, "letters"
 
 
 def _add(draw: random.Random) -> tuple[str, str, str]:
@@ -122,7 +119,6 @@ def _greet(draw: random.Random) -> tuple[str, str, str]:
 SMALL_TEXT: dict[str, Callable[[random.Random], tuple[str, str, str]]] = {
     "reverse": _reverse,
     "count words": _count_words,
-    "upper": _upper,
     "add": _add,
     "greet": _greet,
 }

@@ -1,4 +1,4 @@
-"""Owns the words k3-mini knows: names, places, letters, digits and the sentences of its tasks.
+"""Owns the words k3-mini knows: names, places, numbers and the sentences of its tasks.
 
 It knows no token id.
 """
@@ -36,7 +36,6 @@ CITIES = (
 COLOURS = ("red", "green", "blue", "yellow", "white", "purple")
 SHAPES = ("circle", "square", "triangle", "cross")
 PLACES = ("left", "right", "top", "bottom")
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LARGEST_NUMBER = 999
 
 # Begin a thought: what is asked, then what it is.
@@ -50,6 +49,7 @@ PLACE = "Where is the shape?"
 COUNT = "How many shapes are there?"
 REVERSE = "Reverse:\n{words}"
 COUNT_WORDS = "Count:\n{words}"
+# Of a task that was dropped: its words stay in the vocabulary.
 UPPER = "Upper case:\n{letters}"
 ADD = "Add:\n{left}+{right}"
 WEATHER = 'How is the weather in "{city}"?'
