@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from firstlight.assembly.build import BuildOptions, assemble
 from firstlight.assembly.source import open_source
-from firstlight.cache.manager import CacheManager, distinct_specs
+from firstlight.cache.manager import CacheManager, CacheOptions, distinct_specs
 from firstlight.kernels.builtin import builtin_kernels, machine_query, reference_kernels
 from firstlight.kernels.registry import KernelSet
 from firstlight.parallel.mesh import Mesh
@@ -24,6 +25,7 @@ from firstlight.schedule.answers import RequestUpdate
 from firstlight.schedule.request import MediaItem, SamplingParams, SubmittedRequest
 from firstlight.schedule.scheduler import Scheduler
 from firstlight.schedule.settings import SchedulerSettings
+from firstlight.schedule.step import StepResult
 from firstlight.sharding.layout import Layout
 
 CPU = torch.device("cpu")
@@ -46,6 +48,9 @@ class EngineShape:
     context_length: int = 512
     encoder_cache_bytes: int = 1024**2
     num_slots: int = 33
+    window_blocks: dict[int, int] = field(default_factory=dict)
+    turn_tokens: int = 64
+    kv_dtype: str = "auto"
 
 
 @dataclass
@@ -71,7 +76,10 @@ class Outcome:
 
 
 class LocalEngine:
-    """One engine over one model folder, TP 1. `model` is one that was loaded from it before."""
+    """One engine over one model folder. `model` is one that was loaded from it before.
+
+    With a `mesh` of several ranks every rank runs one, and takes the first rank's results.
+    """
 
     def __init__(
         self,
@@ -79,20 +87,31 @@ class LocalEngine:
         shape: EngineShape | None = None,
         kernels: KernelSet | None = None,
         model: Any = None,
+        *,
+        device: torch.device = CPU,
+        mesh: Mesh | None = None,
     ) -> None:
         shape = shape or EngineShape()
+        mesh = mesh or Mesh(Layout().place(0))
+        self._group, self._device = mesh.tensor, device
         kernels = kernels or reference_kernels()
         source = open_source(folder)
         self.spec = source.spec
         if model is None:
-            options = BuildOptions(torch.float32, CPU, shape.context_length)
-            mesh = Mesh(Layout().place(0))
+            options = BuildOptions(torch.float32, device, shape.context_length)
             model = assemble(
                 source.spec, source.weights, mesh=mesh, kernels=kernels, options=options
             ).module
         self.model = model
         cache_shape = CacheShape(
-            shape.num_blocks, shape.block_size, 1, torch.float32, CPU, shape.num_slots
+            shape.num_blocks,
+            shape.block_size,
+            mesh.tp,
+            torch.float32,
+            device,
+            shape.num_slots,
+            shape.window_blocks,
+            shape.kv_dtype,
         )
         self.states = allocate_states(self.spec.states, cache_shape)
         pages = -(-shape.context_length // shape.block_size)
@@ -100,9 +119,10 @@ class LocalEngine:
         self.table = RowTable(shape.max_sequences, len(groups), pages)
         self.images: EncoderCache | None = None
         if self.spec.reads_images:
-            encoder = ImageEncoder(self.model.encode, CPU, torch.float32)
+            encoder = ImageEncoder(self.model.encode, device, torch.float32)
             self.images = EncoderCache(encoder, budget_bytes=shape.encoder_cache_bytes)
-        context = RunnerContext(self.model, self.states, kernels, CPU, True, self.images)
+        samples = mesh.is_first
+        context = RunnerContext(self.model, self.states, kernels, device, samples, self.images)
         self.runner = ModelRunner(context, self.table)
         self.cache = CacheManager(
             groups,
@@ -110,6 +130,7 @@ class LocalEngine:
             block_size=shape.block_size,
             model_digest="tiny",
             num_slots=shape.num_slots,
+            options=CacheOptions(shape.chunk_tokens, shape.window_blocks, shape.turn_tokens),
         )
         self.scheduler = Scheduler(
             SchedulerSettings(
@@ -146,9 +167,18 @@ class LocalEngine:
         plan = self.scheduler.schedule()
         if plan is None:
             return False
-        for update in self.scheduler.update(self.runner.run(plan)):
+        for update in self.scheduler.update(self._agreed(self.runner.run(plan))):
             self.outcomes[update.request_id].take(update)
         return True
+
+    def _agreed(self, result: StepResult) -> StepResult:
+        """Only the first rank samples: every scheduler goes on with what it found."""
+        if self._group is None:
+            return result
+        shared: list[Any] = [result]
+        dist.broadcast_object_list(shared, group=self._group, group_src=0, device=self._device)
+        agreed: StepResult = shared[0]
+        return agreed
 
     def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Outcome]:
         """Serves all prompts at once to their end."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,21 @@ class RankFailure(RuntimeError):
 
 
 class RankPool:
-    """Up to four rank processes; `group(n)` puts the first n of them in a gloo group."""
+    """Up to four rank processes; `group(n)` puts the first n of them in a group of `backend`.
 
-    def __init__(self, num_ranks: int = MAX_RANKS) -> None:
+    `variables` are further ones of their environment; a PYTHONPATH among them comes first.
+    """
+
+    def __init__(
+        self,
+        num_ranks: int = MAX_RANKS,
+        *,
+        backend: str = "gloo",
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.num_ranks = num_ranks
+        self._backend = backend
+        self._variables = dict(variables or {})
         self._directory = tempfile.TemporaryDirectory(prefix="firstlight-ranks-")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
@@ -87,8 +98,11 @@ class RankPool:
             "OMP_NUM_THREADS": str(threads),
             "GLOO_SOCKET_IFNAME": "lo",
             "RANK_POOL_KEY": key.hex(),
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "RANK_POOL_BACKEND": self._backend,
         }
+        own = self._variables.get("PYTHONPATH", "")
+        environment |= self._variables
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in [own, *sys.path] if path)
         worker = str(Path(__file__).with_name("rank_worker.py"))
         with Listener(address, "AF_UNIX", backlog=self.num_ranks, authkey=key) as listener:
             for rank in range(self.num_ranks):

@@ -78,7 +78,7 @@ def _join_group(rank: int, num_ranks: int, store_path: str, timeout_seconds: flo
         dist.destroy_process_group()
     if rank < num_ranks:
         dist.init_process_group(
-            "gloo",
+            os.environ["RANK_POOL_BACKEND"],
             init_method=f"file://{store_path}",
             rank=rank,
             world_size=num_ranks,

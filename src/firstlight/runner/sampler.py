@@ -133,13 +133,14 @@ def _draw(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     floors_S1 = _floors(scaled_SV, rows)
     if floors_S1 is not None:
         scaled_SV = scaled_SV.masked_fill(scaled_SV < floors_S1, float("-inf"))
-    sums_SV = torch.softmax(scaled_SV, -1).cumsum(-1, dtype=torch.float64)
+    # On the host: accelerators lack operators of float64, and the running sums need it.
+    sums_SV = torch.softmax(scaled_SV, -1).cpu().cumsum(-1, dtype=torch.float64)
     draws = [uniform(row.params.seed, len(row.token_ids)) for row in rows]
-    targets_S1 = torch.tensor(draws, dtype=torch.float64, device=sums_SV.device).unsqueeze(1)
+    targets_S1 = torch.tensor(draws, dtype=torch.float64).unsqueeze(1)
     # right=True: the first token whose running sum exceeds the draw, so one of zero probability
     # is never chosen.
     found_S1 = torch.searchsorted(sums_SV, targets_S1 * sums_SV[:, -1:], right=True)
-    return found_S1.squeeze(1).clamp_(max=logits_SV.shape[1] - 1)
+    return found_S1.squeeze(1).clamp_(max=logits_SV.shape[1] - 1).to(logits_SV.device)
 
 
 def _scaled(logits_SV: Tensor, temperatures: Sequence[float]) -> Tensor:
