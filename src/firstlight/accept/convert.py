@@ -16,21 +16,38 @@ from firstlight.runner.model_path import read_spec
 
 
 def convert(
-    source: Path, target: Path, *, dtype: str = "keep", progress: Progress = silent
+    source: Path,
+    target: Path,
+    *,
+    dtype: str = "keep",
+    budget: float = 0.0,
+    sample: str = "",
+    progress: Progress = silent,
 ) -> ShardReport:
     """Makes the store of a checkpoint, known answers included, or finishes one begun at `target`.
+
+    A `budget` keeps the layers that quantising hurts most, measured on the `sample` text or else
+    on the known texts.
 
     Raises what `shard` raises; nothing is written when the source is not whole.
     """
     spec = read_spec(source)
     tokenizer = _find_tokenizer(source)
-    recorder = AnswerRecorder(spec, known_samples(tokenizer, spec))
+    samples = known_samples(tokenizer, spec)
+    recorder = AnswerRecorder(spec, samples)
+    if sample and tokenizer is not None:
+        samples = {"sample": tokenizer.encode_plain(sample)[: spec.context_length]}
 
     def export_tokenizer(gguf: Path, folder: Path) -> None:
         (tokenizer or load_tokenizer(gguf)).export_hf(folder)
 
     options = ShardOptions(
-        dtype=dtype, hook=recorder, export_tokenizer=export_tokenizer, progress=progress
+        dtype=dtype,
+        budget=budget,
+        samples=samples,
+        hook=recorder,
+        export_tokenizer=export_tokenizer,
+        progress=progress,
     )
     return shard(source, target, options)
 

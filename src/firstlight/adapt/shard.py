@@ -3,15 +3,17 @@
 Knows no device and no layout; one store serves them all.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import torch
 from blake3 import blake3
 
+from firstlight.adapt.precision import PrecisionMeter
 from firstlight.adapt.shard_files import (
     TokenizerExport,
     copy_model_files,
@@ -22,16 +24,22 @@ from firstlight.adapt.shard_tiles import Tile, granule_rows, read_tile, stored_v
 from firstlight.checkpoint.dequantised import dequantised
 from firstlight.checkpoint.findings import refuse_errors
 from firstlight.checkpoint.names import prove_tied
+from firstlight.checkpoint.positioned_io import explained, write_whole
 from firstlight.checkpoint.progress import Progress, silent
 from firstlight.checkpoint.reader import open_checkpoint
-from firstlight.checkpoint.store import Manifest, read_manifest
+from firstlight.checkpoint.store import Manifest, PrecisionRecord, read_manifest
 from firstlight.checkpoint.store_layout import (
     BlockRecord,
     GranuleKey,
     UnitRecord,
     payload_bytes,
 )
-from firstlight.checkpoint.store_names import ANSWERS_FOLDER, MODEL_FOLDER, is_store
+from firstlight.checkpoint.store_names import (
+    ANSWERS_FOLDER,
+    MODEL_FOLDER,
+    PARTIAL_FOLDER,
+    is_store,
+)
 from firstlight.checkpoint.tensor_info import Checkpoint
 from firstlight.checkpoint.writer import StoreWriter, UnitWriter, forget_notes
 from firstlight.errors import StoreError, UsageError
@@ -67,10 +75,13 @@ class ShardReport:
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """`dtype` is a codec name (keep, fp32, bf16, fp16). `export_tokenizer(gguf, folder)` writes
-    the tokenizer of a GGUF source."""
+    """`dtype` is a codec name. `export_tokenizer(gguf, folder)` writes the tokenizer of a GGUF
+    source. A `budget` above 0 keeps the layers that quantising hurts most, measured on the token
+    ids of `samples`: it is the share of the saved bytes that may be given up for them."""
 
     dtype: str = "keep"
+    budget: float = 0.0
+    samples: Mapping[str, Sequence[int]] = field(default_factory=dict)
     hook: UnitHook | None = None
     export_tokenizer: TokenizerExport | None = None
     progress: Progress = silent
@@ -90,25 +101,76 @@ def shard(source: Path, target: Path, options: ShardOptions | None = None) -> Sh
         checkpoint = dequantised(published, read_model_spec(published.config()))
         refuse_errors(checkpoint.findings, str(source))
         plan = plan_shard(checkpoint, dtype=options.dtype)
-        finished = _finished_store(target, plan)
+        finished = _finished_store(target, plan, _budget(options))
         if finished is not None:
             return ShardReport(target, finished, len(finished.units), already_complete=True)
         refuse_errors(prove_tied(checkpoint, plan.report), str(source))
+        if _budget(options):
+            precision = _choose_precision(checkpoint, target, plan, options)
+            plan = plan_shard(checkpoint, dtype=options.dtype, precision=precision)
         return _write_store(checkpoint, target, plan, options)
     finally:
         published.close()
 
 
-def _finished_store(target: Path, plan: ShardPlan) -> Manifest | None:
+def _budget(options: ShardOptions) -> float:
+    """Returns the budget for layers at higher precision, 0 where nothing is quantised.
+
+    Raises UsageError for a budget that is no share, or one without sample tokens.
+    """
+    if not 0 <= options.budget <= 1:
+        raise UsageError(f"a precision budget of {options.budget} is not between 0 and 1")
+    if options.budget and not any(options.samples.values()):
+        raise UsageError("a precision budget needs sample text to measure with")
+    return options.budget if find_codec(options.dtype).quantised else 0.0
+
+
+def _choose_precision(
+    checkpoint: Checkpoint, target: Path, plan: ShardPlan, options: ShardOptions
+) -> PrecisionRecord:
+    """Measures every layer, or returns what an interrupted run with the same wishes measured."""
+    asked = {**plan.request, "budget": str(options.budget), "samples": str(options.samples)}
+    notes = target / PARTIAL_FOLDER / _PRECISION_NAME
+    if notes.is_file():
+        known = msgspec.json.decode(notes.read_bytes(), type=_Measured)
+        if known.asked == asked:
+            return known.record
+    meter = PrecisionMeter(plan.spec, find_codec(options.dtype), options.samples)
+    exact = plan_shard(checkpoint)
+    total = sum(payload_bytes(unit) for unit in exact.units)
+    run = _Run(checkpoint, replace(options, hook=meter), total, phase="measure")
+    for unit in exact.units:
+        if unit.name == "embed" or unit.name.startswith("layer-"):
+            _pass_unit(run, unit, None)
+    record = meter.choose(options.budget)
+    with explained(notes, 0, "create"):
+        notes.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(notes, msgspec.json.encode(_Measured(asked, record)))
+    return record
+
+
+class _Measured(msgspec.Struct):
+    """What was measured, and for which wishes."""
+
+    asked: dict[str, str]
+    record: PrecisionRecord
+
+
+_PRECISION_NAME = "precision.json"
+
+
+def _finished_store(target: Path, plan: ShardPlan, budget: float) -> Manifest | None:
     """Returns the manifest when `target` is already this store. Raises StoreError for another."""
     if not (target / "COMPLETE").exists():
         if target.is_dir() and any(target.iterdir()) and not is_store(target):
             raise StoreError(f"{target}: is neither empty nor a store begun here; choose another")
         return None
     manifest = read_manifest(target)
-    same = (manifest.source.headers_digest, manifest.codec) == (
+    spent = manifest.precision.budget if manifest.precision else 0.0
+    same = (manifest.source.headers_digest, manifest.codec, spent) == (
         plan.request["source"],
         plan.request["codec"],
+        budget,
     )
     if not same:
         raise StoreError(
@@ -130,11 +192,12 @@ class _Run:
     options: ShardOptions
     total: int
     done: int = 0
+    phase: str = "shard"
     records: list[UnitRecord] = field(default_factory=list)
 
     def advance(self, num_bytes: int, unit: str) -> None:
         self.done += num_bytes
-        self.options.progress("shard", self.done, self.total, unit)
+        self.options.progress(self.phase, self.done, self.total, unit)
 
 
 def _write_store(

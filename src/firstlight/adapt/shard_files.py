@@ -89,7 +89,9 @@ def copy_model_files(
 
 def _write_generation(checkpoint: Checkpoint, target: Path) -> None:
     config = checkpoint.config()
-    kept = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in config}
+    kept: dict[str, Any] = {
+        k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in config
+    }
     _write_json(target / "generation_config.json", kept)
 
 

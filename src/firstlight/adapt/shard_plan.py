@@ -15,6 +15,7 @@ from firstlight.checkpoint.store import (
     FORMAT_VERSION,
     CoverageRecord,
     Manifest,
+    PrecisionRecord,
     SourceRecord,
     TiedRecord,
 )
@@ -44,6 +45,7 @@ class ShardPlan:
     report: NameReport
     units: tuple[UnitRecord, ...]
     request: Mapping[str, str]
+    precision: PrecisionRecord | None = None
 
     @property
     def store_bytes(self) -> int:
@@ -51,15 +53,22 @@ class ShardPlan:
         return sum(unit.size for unit in self.units)
 
 
-def plan_shard(checkpoint: Checkpoint, *, dtype: str = "keep") -> ShardPlan:
-    """Returns what a conversion will write; reads headers only.
+def plan_shard(
+    checkpoint: Checkpoint, *, dtype: str = "keep", precision: PrecisionRecord | None = None
+) -> ShardPlan:
+    """Returns what a conversion will write; reads headers only. `precision` names layers that a
+    quantising codec leaves as they are.
 
     Raises ConfigError or TensorError, everything that does not fit listed.
     """
     spec = read_model_spec(checkpoint.config())
     report = require_match(checkpoint, spec)
     codec = find_codec(dtype)
-    parts = [(match.rule, _part(match, codec, spec.facts)) for match in report.matched]
+    kept = precision.kept if precision is not None else frozenset()
+    parts = [
+        (match.rule, _part(match, KEEP if match.rule.layer in kept else codec, spec.facts))
+        for match in report.matched
+    ]
     units = [*plan_units(parts, spec.facts), *_unused_unit(report)]
     uncovered = [name for unit in units for name in uncovered_parts(unit)]
     assert not uncovered, f"granules do not cover {uncovered}"
@@ -70,7 +79,9 @@ def plan_shard(checkpoint: Checkpoint, *, dtype: str = "keep") -> ShardPlan:
         "rules": str(spec.family.table.version),
         "format": str(FORMAT_VERSION),
     }
-    return ShardPlan(spec, report, tuple(units), request)
+    if kept:
+        request["kept layers"] = ",".join(map(str, sorted(kept)))
+    return ShardPlan(spec, report, tuple(units), request, precision)
 
 
 def _part(match: Match, codec: Codec, facts: Facts) -> PartRecord:
@@ -151,6 +162,7 @@ def make_manifest(
         tied=tuple(TiedRecord(extra.name, twin.name) for extra, twin in plan.report.tied),
         files=files,
         answers=answers,
+        precision=plan.precision,
     )
 
 

@@ -54,6 +54,30 @@ class TiedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     same_as: str
 
 
+class LayerError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a layer strayed when its matrices were quantised, as a share of what it changes;
+    `kept`: it stays as it was."""
+
+    layer: int
+    error: float
+    kept: bool
+
+
+class PrecisionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How layers were chosen to stay at higher precision. `budget` is the share of the saved bytes
+    given up for them, `samples` the number of tokens of each sample text."""
+
+    codec: str
+    budget: float
+    samples: dict[str, int]
+    layers: tuple[LayerError, ...]
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """The layers that stay as they were."""
+        return frozenset(one.layer for one in self.layers if one.kept)
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a reader needs to compute every offset, and where the weights came from."""
 
@@ -70,6 +94,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tied: tuple[TiedRecord, ...] = ()
     files: dict[str, str] = {}
     answers: dict[str, str] = {}
+    precision: PrecisionRecord | None = None
 
 
 class Store:

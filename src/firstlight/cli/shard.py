@@ -10,12 +10,32 @@ import typer
 from firstlight.cli.options import AsJson
 from firstlight.cli.outcome import show
 
-Source = Annotated[Path, typer.Argument(help="checkpoint folder, or a safetensors, .bin or GGUF file")]
+Source = Annotated[
+    Path, typer.Argument(help="checkpoint folder, or a safetensors, .bin or GGUF file")
+]
 Store = Annotated[Path, typer.Argument(help="directory to make, or to finish", show_default=False)]
-Codec = Annotated[str, typer.Option(help="keep, fp32, bf16, fp16, int8, int4, fp8, fp8-block or mxfp4")]
+Codec = Annotated[
+    str, typer.Option(help="keep, fp32, bf16, fp16, int8, int4, fp8, fp8-block or mxfp4")
+]
 
 
-def shard(source: Source, store: Store, dtype: Codec = "keep", as_json: AsJson = False) -> int:
+Budget = Annotated[
+    float,
+    typer.Option(
+        help="share (0 to 1) of the bytes quantising saves, given up for the worst layers"
+    ),
+]
+Sample = Annotated[Path | None, typer.Option(help="text to measure layers on (else a bundled one)")]
+
+
+def shard(
+    source: Source,
+    store: Store,
+    dtype: Codec = "keep",
+    precision_budget: Budget = 0.0,
+    sample: Sample = None,
+    as_json: AsJson = False,
+) -> int:
     """Make the portable store of a checkpoint.
 
     Reads the source once and never writes to it; a run that was killed resumes where it stopped.
@@ -28,5 +48,23 @@ def shard(source: Source, store: Store, dtype: Codec = "keep", as_json: AsJson =
     from firstlight.accept.weight_reports import shard_report
 
     with progress_on_stderr() as progress:
-        made = convert(source, store, dtype=dtype, progress=progress)
+        made = convert(
+            source,
+            store,
+            dtype=dtype,
+            budget=precision_budget,
+            sample=_text(sample),
+            progress=progress,
+        )
     return show(shard_report(made), as_json=as_json)
+
+
+def _text(path: Path | None) -> str:
+    from firstlight.errors import UsageError
+
+    if path is None:
+        return ""
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as text: {error}") from error
