@@ -1,4 +1,4 @@
-"""The checks on recorded machines: what is broken is found with its fix; the unknown never holds."""
+"""The checks on recorded machines: what is broken is found with its fix; nothing unknown holds."""
 
 import json
 from pathlib import Path

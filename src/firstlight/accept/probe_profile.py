@@ -78,8 +78,8 @@ def write_profile(device: Device, path: Path) -> None:
 
 
 def suggestions(spec: ModelSpec, device: Device, count: int, wanted: Wanted) -> tuple[str, ...]:
-    """Says for each tensor parallel degree on this machine whether it fits, with what is left or
-    short, and for the largest that doesn't what would help.
+    """Says for each tensor parallel degree that uses all devices alike whether it fits, with what
+    is left or short, and for the widest that does not what would help.
     """
     workload = Workload(
         context=wanted.context,
@@ -94,8 +94,9 @@ def suggestions(spec: ModelSpec, device: Device, count: int, wanted: Wanted) -> 
         PlanRules(dtype=wanted.dtype),
     )
     lines: list[str] = []
-    for tp in legal_degrees(spec.facts.axes, count):
-        answer = evaluate(question, Layout(tp=tp, ep=1))
+    degrees = [tp for tp in legal_degrees(spec.facts.axes, count) if count % tp == 0]
+    for tp in degrees:
+        answer = evaluate(question, Layout(tp=tp))
         memory = answer.memory or answer.lost[0].memory
         lines.append(verdict(memory, workload))
     # The ways out of the last: the widest cut is the one nearest to fitting.

@@ -23,6 +23,7 @@ _TITLES = {
     11: "several machines",
 }  # fmt: skip
 _BUILD = "python -m firstlight.kernels.build"
+_UNTOLD = "run `firstlight probe MODEL` on the machine itself, with torch and the model's config"
 _NO_FAST = "none needed: references run here; nobody has written faster kernels for this device"
 _ORDER = ("wrong", "missing", "reference", "fast")
 
@@ -128,7 +129,7 @@ def kernel_section(
 ) -> tuple[Section, dict[str, Any]]:
     """Each operation with the kernel that would be used and what it is, and every verdict as data.
 
-    `used` are the operations of a model by path; None: no model was named.
+    `used` are the operations of a model by path; None: no model was named; empty: nothing tells.
     """
     title = f"kernels for {dtype}"
     try:
@@ -138,8 +139,9 @@ def kernel_section(
         check = Check("kernels", "unknown", str(unknown), fix)
         return Section(title, checks=(check,)), {}
     chosen = _chosen(verdicts)
+    untold = Check("operations of the model", "unknown", "not told", _UNTOLD)
     paths = {op: _paths(op, used) for op in chosen}
-    shown = {op: row for op, row in chosen.items() if used is None or paths[op]}
+    shown = {op: row for op, row in chosen.items() if not used or paths[op]}
     rows = tuple((op, *row, paths[op] or None) for op, row in shown.items())
     section = Section(
         title,
@@ -147,6 +149,7 @@ def kernel_section(
         rows=rows,
         checks=(
             _wrong_check(verdicts),
+            *((untold,) if used == {} else ()),
             *(
                 _coverage(path, ops, chosen, fix=_BUILD if stack == "cpu" else _NO_FAST)
                 for path, ops in (used or {"all": list(chosen)}).items()

@@ -132,7 +132,7 @@ def _purpose(given: ProbeFlags, spec: ModelSpec | None) -> Any:
 
 
 def _used(given: ProbeFlags, machine: Machine, stack: VendorStack) -> Any:
-    """Operations by path; None without a model, or where torch cannot build it."""
+    """Operations by path; None without a model, empty where torch cannot build it."""
     from firstlight.platforms.machine import FactUnknown
 
     if given.model is None:
@@ -140,7 +140,7 @@ def _used(given: ProbeFlags, machine: Machine, stack: VendorStack) -> Any:
     try:
         found = machine.ask(f"operations {stack.name} {given.dtype} {given.model.resolve()}")
     except FactUnknown:
-        return None
+        return {}
     return {path: found[path] for path in ("text", "image") if found[path]}
 
 
