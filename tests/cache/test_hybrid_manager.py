@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from firstlight.cache.cache_group import SlotCopy
+from firstlight.cache.cache_group import BlockCounts, SlotCopy
 from firstlight.cache.manager import CacheManager
 from firstlight.cache.prefix_index import PrefixChain
 from firstlight.sharding.state_spec import LatentState, RecurrentState
@@ -118,10 +118,10 @@ def test_no_step_is_cut_for_a_snapshot_that_cannot_be_kept() -> None:
 
 def test_blocks_are_what_the_counts_of_a_hybrid_cache_mean() -> None:
     cache = make_cache(num_blocks=17, num_slots=3)
-    assert cache.max_tokens == 64 and cache.num_free == 16
+    assert cache.max_tokens == 64 and cache.free_blocks == BlockCounts((16,))
     cache.grow(Sequence("a", [1] * 9), 8)
     usage = cache.usage()
-    assert usage.used_share == 2 / 16 and cache.num_free == 14
+    assert usage.used_share == 2 / 16 and cache.free_blocks == BlockCounts((14,))
     assert usage.slots is not None and (usage.slots.used, usage.slots.usable) == (1, 2)
 
 

@@ -6,11 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from firstlight.cache.paged_group import most_blocks_held
 from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import DEFAULT_LIMIT, CacheNeeds, CachePlan, cache_needs, plan_caches
 from firstlight.errors import OutOfBudget, UsageError
 from firstlight.models.spec import read_model_spec
-from firstlight.sharding.state_spec import LatentState, RecurrentState, StateSpec
+from firstlight.sharding.state_spec import (
+    GroupedQueryState,
+    LatentState,
+    RecurrentState,
+    StateSpec,
+)
 from tiny_models import tiny_config
 
 SPEC = read_model_spec(tiny_config("llama3"))
@@ -175,3 +181,52 @@ def test_the_context_is_the_models_own_unless_a_shorter_one_is_asked() -> None:
 def test_half_precision_takes_half() -> None:
     half = cache_needs(settings(dtype="bfloat16"), SPEC)
     assert half.block_bytes * 2 == cache_needs(settings(), SPEC).block_bytes
+
+
+WINDOWED = (GroupedQueryState(8, 128), GroupedQueryState(8, 128, window=4096))
+
+
+def windowed(
+    states: tuple[StateSpec, ...] = WINDOWED, context: int = 2**17, sequences: int = 2
+) -> CacheNeeds:
+    return CacheNeeds(states, 16, 1, 2, sequences, context, chunk_tokens=512)
+
+
+def test_layers_with_a_window_are_charged_at_window_size() -> None:
+    held = most_blocks_held(4096, 512, 16)
+    assert held == (4096 + 512) // 16 + 1
+    plan = plan_caches(windowed(), available=10**13, budget=10**12)
+    assert plan.num_blocks == 2 * 2**17 // 16 + 1
+    assert plan.window_blocks == {4096: 2 * held + 1}
+    token = 2 * 8 * 128 * 2
+    assert plan.paged_bytes == token * 16 * (plan.num_blocks + 2 * held + 1)
+
+
+def test_a_short_context_is_charged_in_full() -> None:
+    plan = plan_caches(windowed(context=2048), available=10**13, budget=10**12)
+    assert plan.window_blocks == {} and plan.num_blocks == 2 * 128 + 1
+
+
+@given(
+    context=st.integers(1, 2**20), sequences=st.integers(1, 9), budget=st.integers(10**6, 10**11)
+)
+def test_blocks_of_windows_keep_within_the_budget_and_use_it(
+    context: int, sequences: int, budget: int
+) -> None:
+    wanted = windowed(context=context, sequences=sequences)
+    try:
+        plan = plan_caches(wanted, available=10**12, budget=budget)
+    except OutOfBudget:
+        assert budget < wanted.least_paged_bytes
+        return
+    assert wanted.least_paged_bytes <= plan.paged_bytes <= budget
+    most = sequences * wanted.blocks_per_sequence + 1
+    assert plan.num_blocks == most or wanted.paged_bytes(plan.num_blocks + 1) > budget
+
+
+def test_int8_caches_take_at_most_53_hundredths_of_bf16() -> None:
+    smollm2, k3 = [GroupedQueryState(3, 64)] * 30, [LatentState(576)] * 24
+    for states in (smollm2, k3, list(WINDOWED)):
+        half = CacheNeeds(states, 16, 1, 2, 4, 4096)
+        byte = CacheNeeds(states, 16, 1, 2, 4, 4096, kv_dtype="int8")
+        assert 0.5 < byte.block_bytes / half.block_bytes <= 0.53

@@ -10,7 +10,9 @@ from tiny_models import CONFIGS, tiny_config, write_checkpoint
 
 TOKENS = 20
 # Room for little more than the longest sequence, in small blocks: requests are preempted.
-SQUEEZED = EngineShape(num_blocks=34, block_size=4, max_batch_tokens=16, chunk_tokens=7)
+SQUEEZED = EngineShape(
+    num_blocks=34, block_size=4, max_batch_tokens=16, chunk_tokens=7, window_blocks={16: 13}
+)
 
 
 @pytest.fixture(scope="module", params=sorted(CONFIGS))
@@ -47,7 +49,9 @@ def test_cached_chunked_and_preempted_runs_equal_the_plain_one(folder):
     assert tokens(whole.run(prompts(), greedy(TOKENS))) == want  # prefix hits
     squeezed = LocalEngine(folder, SQUEEZED)
     assert tokens(squeezed.run(prompts(), greedy(TOKENS))) == want
-    assert squeezed.scheduler.counts.preemptions > 0
+    # Layers with a window are admitted at its size and never run out.
+    bounded = all(getattr(state, "window", None) for state in squeezed.spec.states)
+    assert squeezed.scheduler.counts.preemptions > 0 or bounded
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from firstlight.cache.manager import CacheManager
+from firstlight.cache.manager import CacheManager, CacheOptions
+from firstlight.cache.paged_group import most_blocks_held
 from firstlight.cache.prefix_index import PrefixChain, PrefixKey, PrefixScope
 from firstlight.schedule.answers import RequestUpdate
 from firstlight.schedule.request import Request, SamplingParams, SubmittedRequest
@@ -36,12 +37,16 @@ from firstlight.sharding.state_spec import (
 VOCABULARY = 50
 SPECS = (
     GroupedQueryState(kv_heads=2, head_dim=4),
-    GroupedQueryState(kv_heads=1, head_dim=4, window=8),
+    GroupedQueryState(kv_heads=1, head_dim=4, window=8),  # WINDOW
 )
 HYBRID = (RecurrentState(2, 4, 4, 24, 3), LatentState(8))
 TWO_RECURRENT = (LatentState(8), RecurrentState(2, 4, 4, 24, 3), RecurrentState(1, 4, 4, 12, 3))
+WINDOW = 8
+WINDOWS = (SPECS[1], GroupedQueryState(kv_heads=2, head_dim=4, window=WINDOW))
 MODELS: dict[str, tuple[StateSpec, ...]] = {
     "paged": SPECS,
+    "windows": WINDOWS,
+    "hybrid window": (*HYBRID, SPECS[1]),
     "hybrid": HYBRID,
     "two recurrent": TWO_RECURRENT,
 }
@@ -89,6 +94,14 @@ def undisturbed(submitted: SubmittedRequest, limit: int) -> list[int]:
         if output and output[-1] in submitted.params.end_token_ids:
             return output
         tokens.append(choose(states(submitted, tokens)[1:]))
+
+
+def held_alike(on_rank: list[list[int]], in_cache: list[list[int]]) -> bool:
+    """Ranks go on naming blocks behind a window, of which the cache has null blocks."""
+    if [len(blocks) for blocks in on_rank] != [len(blocks) for blocks in in_cache]:
+        return False
+    pairs = [pair for two in zip(on_rank, in_cache, strict=True) for pair in zip(*two, strict=True)]
+    return all(named == held for named, held in pairs if held)
 
 
 @dataclass
@@ -193,16 +206,23 @@ class Rank:
             result.prompt_logprobs.append(PromptLogprobs(step.row, step.start + 1, scores))
         if step.sample:
             assert end == len(row.tokens)
-            read = [self._slot(row, page, p) for p in range(end)]
+            first = self._first_seen(page, end)
+            read = [*true[1 : first + 1], *(self._slot(row, page, p) for p in range(first, end))]
             result.tokens.append(SampledToken(step.row, choose(read), None))
 
     def _check_start(self, row: RankRow, start: int, true: list[str]) -> None:
         for group in self.paged:
-            held = [self._slot(row, group, p) for p in range(start)]
-            assert held == true[1 : start + 1], f"{row.request_id}: pages of another prefix"
+            seen = range(self._first_seen(group, start), start)
+            held = [self._slot(row, group, p) for p in seen]
+            assert held == true[seen.start + 1 : start + 1], f"{row.request_id}: another's pages"
         for group in self.growing:
             held_state = self.recurrent.get((group, row.blocks[group][0]))
             assert start == 0 or held_state == true[start], f"{row.request_id}: another's state"
+
+    def _first_seen(self, group: int, position: int) -> int:
+        """The first position that the token at a position sees."""
+        window = getattr(self.specs[group], "window", None)
+        return 0 if window is None else max(0, position - window + 1)
 
     def _note_keys(self, submitted: SubmittedRequest, tokens: list[int], true: list[str]) -> None:
         scope = PrefixScope("model", self.block_size, submitted.salt)
@@ -239,6 +259,7 @@ class Service:
         num_slots: int = 9,
         model: str = "paged",
         turn_tokens: int = 64,
+        window_spare: int | None = None,
         **limits: int,
     ) -> None:
         chosen = {
@@ -249,14 +270,17 @@ class Service:
             "context_length": 60,
         } | limits
         self.settings = SchedulerSettings(**chosen)
-        specs = MODELS[model]
+        specs, chunk = MODELS[model], self.settings.chunk_tokens
+        window_blocks = {}
+        if window_spare is not None:  # more than one request alone takes
+            window_blocks[WINDOW] = 1 + most_blocks_held(WINDOW, chunk, block_size) + window_spare
         self.cache = CacheManager(
             specs,
             num_blocks=num_blocks,
             block_size=block_size,
             model_digest="model",
             num_slots=num_slots,
-            turn_tokens=turn_tokens,
+            options=CacheOptions(chunk, window_blocks, turn_tokens),
         )
         self.scheduler = Scheduler(self.settings, self.cache)
         self.limit = min(self.settings.context_length, self.cache.max_tokens)
@@ -303,7 +327,8 @@ class Service:
         for step, (tokens, blocks, start) in zip(plan.steps, known, strict=True):
             row = self.rank.rows[step.row]
             if tokens is not None:
-                assert (row.tokens, row.blocks, step.start) == (tokens, blocks, start)
+                assert (row.tokens, step.start) == (tokens, start)
+                assert held_alike(row.blocks, blocks), "rank and cache hold different blocks"
         self._take(self.scheduler.update(result))
         self.scheduler.check_integrity()
         self.rank.check_findable(self.cache)

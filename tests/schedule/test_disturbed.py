@@ -46,8 +46,11 @@ shapes = st.fixed_dictionaries(
     {
         "capacity": st.integers(30, 60),
         "block_size": st.sampled_from([1, 2, 4, 5]),
-        "model": st.sampled_from(["paged", "hybrid", "hybrid", "two recurrent"]),
+        "model": st.sampled_from(
+            ["paged", "windows", "hybrid window", "hybrid", "hybrid", "two recurrent"]
+        ),
         "num_slots": st.sampled_from([2, 3, 3, 4, 4, 5, 7, 8, 10, 16]),
+        "window_spare": st.sampled_from([None, 0, 1, 4, 9]),
         "turn_tokens": st.sampled_from([1, 6, 64]),
         "max_sequences": st.sampled_from([1, 4, 6, 6]),
         "max_batch_tokens": st.integers(6, 20),

@@ -49,6 +49,23 @@ class CacheUsage:
         return max(groups, key=lambda group: group.used, default=None)
 
 
+@dataclass(frozen=True)
+class BlockCounts:
+    """A number of blocks in each paged group, in spec order."""
+
+    by_group: tuple[int, ...]
+
+    def plus(self, other: "BlockCounts", *, each: int = 0) -> "BlockCounts":
+        """The sums, and `each` more in every group."""
+        pairs = zip(self.by_group, other.by_group, strict=True)
+        return BlockCounts(tuple(a + b + each for a, b in pairs))
+
+    def fits(self, free: "BlockCounts", *, beside: "BlockCounts") -> bool:
+        """Whether every group has this many free beside those that are spoken for."""
+        groups = zip(self.by_group, free.by_group, beside.by_group, strict=True)
+        return all(wanted <= left - kept for wanted, left, kept in groups)
+
+
 class SlotCopy(NamedTuple):
     """The content of slot `source` of a recurrent group is to be copied to slot `target`."""
 

@@ -3,13 +3,13 @@
 Knows no tensor, no queue and no policy: whom to serve or to preempt is the scheduler's decision.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from firstlight.cache.cache_group import RECURRENT, CacheGroup, CacheUsage, SlotCopy
-from firstlight.cache.paged_group import PagedGroup
-from firstlight.cache.prefix_index import MediaSpan, PrefixChain, PrefixKey, PrefixScope
+from firstlight.cache.cache_group import RECURRENT, BlockCounts, CacheGroup, CacheUsage, SlotCopy
+from firstlight.cache.cacheable_request import CacheableRequest
+from firstlight.cache.paged_group import PagedGroup, window_of
+from firstlight.cache.prefix_index import PrefixChain, PrefixKey, PrefixScope
 from firstlight.cache.recurrent_group import RecurrentGroup, Wish
 from firstlight.cache.snapshot_points import SnapshotPoint, SnapshotPoints, make_points
 from firstlight.errors import ConfigError, UsageError
@@ -19,38 +19,10 @@ PAGED = frozenset({"grouped_query", "latent"})
 # A snapshot costs about what the recurrent layers of one decode step do, so this many tokens of
 # output between two make it a small part of decoding; the next turn computes them again at most.
 TURN_TOKENS = 64
+# Of a cache that holds any length: more than a request can have.
+UNBOUNDED_BLOCKS = 2**40
 # Uses expected of the snapshots of a request that says it has a cache key.
 HINTED_USES = 3
-
-
-class CacheableRequest(Protocol):
-    """What the cache reads of a request; `prefix_chain` is written by the manager alone."""
-
-    request_id: str
-    token_ids: list[int]
-    num_prompt: int
-    num_computed: int
-    prefix_chain: PrefixChain | None
-
-    @property
-    def salt(self) -> str:
-        """Requests of different salts share nothing."""
-        ...
-
-    @property
-    def media(self) -> Sequence[MediaSpan]:
-        """The images and other media behind placeholder tokens of the prompt."""
-        ...
-
-    @property
-    def may_reuse(self) -> bool:
-        """False when every token must be computed, as for prompt log-probabilities."""
-        ...
-
-    @property
-    def expects_reuse(self) -> bool:
-        """True when its sender says that other requests will begin alike."""
-        ...
 
 
 @dataclass
@@ -64,6 +36,19 @@ class Holding:
     points: SnapshotPoints | None = None
 
 
+@dataclass(frozen=True)
+class CacheOptions:
+    """How the cache is used. No step computes more than `chunk_tokens` of one request (None: any
+    number), which bounds what a group with a window holds of it; `window_blocks` is the number of
+    blocks of groups by their window, where it is not that of the others. A running request leaves
+    one snapshot in `turn_tokens` of output.
+    """
+
+    chunk_tokens: int | None = None
+    window_blocks: Mapping[int, int] = field(default_factory=dict)
+    turn_tokens: int = TURN_TOKENS
+
+
 def distinct_specs(specs: Iterable[StateSpec | None]) -> list[StateSpec]:
     """The cache groups of a model's layers: each spec once, in the order of first use."""
     return list(dict.fromkeys(spec for spec in specs if spec is not None))
@@ -74,13 +59,20 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
+def group_blocks(spec: StateSpec, num_blocks: int, window_blocks: Mapping[int, int]) -> int:
+    """Blocks of one paged group, where all that are not named by their window have `num_blocks`."""
+    window = window_of(spec)
+    return num_blocks if window is None else window_blocks.get(window, num_blocks)
+
+
 class CacheManager:
     """Block tables and state slots of all requests, group by group, and reuse of equal prefixes.
 
-    Each paged group has `num_blocks` blocks of `block_size` tokens, block 0 reserved. Only blocks
-    whose tokens were all committed can be found by other requests, and nobody writes to a committed
-    block: sharing needs no copies and no locks. Two requests that compute equal content at once
-    each write their own blocks; the first to commit is the one found later.
+    Each paged group has `num_blocks` blocks of `block_size` tokens, block 0 reserved, but for those
+    with a window, which give back what lies behind it and may have fewer. Only blocks whose tokens
+    were all committed can be found by other requests, and nobody writes to a committed block:
+    sharing needs no copies and no locks. Two requests that compute equal content at once each write
+    their own blocks; the first to commit is the one found later.
 
     Each recurrent group has `num_slots` slots, slot 0 reserved: a live one per request, whose state
     advances with every token, and snapshots of it, copies made at the ends of blocks that
@@ -100,14 +92,14 @@ class CacheManager:
         block_size: int,
         model_digest: str,
         num_slots: int = 0,
-        turn_tokens: int = TURN_TOKENS,
+        options: CacheOptions | None = None,
     ) -> None:
         if block_size < 1:
             raise UsageError(f"the block size is {block_size} tokens; it must be at least 1")
         check_specs(groups)
         self.block_size = block_size
         self._model_digest = model_digest
-        self._turn_tokens = turn_tokens
+        self._options = options = options or CacheOptions()
         self._paged: dict[int, PagedGroup] = {}
         self._recurrent: dict[int, RecurrentGroup] = {}
         for index, spec in enumerate(groups):
@@ -120,16 +112,22 @@ class CacheManager:
                     holds_pages=self._holds_pages,
                 )
             else:
-                self._paged[index] = PagedGroup(spec, num_blocks=num_blocks, block_size=block_size)
+                self._paged[index] = PagedGroup(
+                    spec,
+                    num_blocks=group_blocks(spec, num_blocks, options.window_blocks),
+                    block_size=block_size,
+                    chunk_tokens=options.chunk_tokens,
+                )
         by_index: dict[int, CacheGroup] = {**self._paged, **self._recurrent}
         self._groups = [by_index[index] for index in range(len(groups))]
         self._holdings: dict[str, Holding] = {}
-        self.max_tokens = block_size * min(group.num_usable for group in self._paged.values())
+        unbounded = [g.num_usable for g in self._paged.values() if g.most_held is None]
+        self.max_tokens = block_size * min(unbounded, default=UNBOUNDED_BLOCKS)
 
     @property
-    def num_free(self) -> int:
-        """Blocks that can be taken now in every paged group."""
-        return min(group.num_free for group in self._paged.values())
+    def free_blocks(self) -> BlockCounts:
+        """Blocks that can be taken now, cached ones included."""
+        return BlockCounts(tuple(group.num_free for group in self._paged.values()))
 
     @property
     def can_start(self) -> bool:
@@ -163,24 +161,28 @@ class CacheManager:
             if num_tokens == asked:
                 return num_tokens
 
-    def cost(self, request: CacheableRequest, num_tokens: int, *, num_cached: int = 0) -> int:
-        """Free blocks to be taken for the request to hold `num_tokens`, in the dearest paged group.
+    def needs(
+        self, request: CacheableRequest, num_tokens: int, *, num_cached: int = 0
+    ) -> BlockCounts:
+        """Free blocks to be taken for the request to come to hold `num_tokens`, chunk by chunk.
 
         `num_cached` is what lookup said of a request without blocks.
         """
         num_blocks = blocks_for(num_tokens, self.block_size)
-        holding = self._holdings.get(request.request_id)
+        holding, groups = self._holdings.get(request.request_id), self._paged.values()
         if holding is not None:
-            return max(0, num_blocks - holding.capacity // self.block_size)
+            more = max(0, num_blocks - holding.capacity // self.block_size)
+            return BlockCounts(tuple(group.growth(request.request_id, more) for group in groups))
         chain, num_shared = self._chain(request), num_cached // self.block_size
-        groups = self._paged.values()
-        return max(group.cost(chain, num_shared, num_blocks) for group in groups)
+        costs = [(group.cost(chain, num_shared, num_blocks), group.most_held) for group in groups]
+        return BlockCounts(tuple(c if most is None else min(c, most) for c, most in costs))
 
     def grow(self, request: CacheableRequest, num_tokens: int) -> list[list[int]] | None:
         """Makes the request hold `num_tokens`; returns the blocks it gained, one list a group.
 
-        Empty when it gained none; None, and nothing changed, when they do not fit. A request
-        without blocks first shares those of its `num_computed` tokens, which lookup must just have
+        Empty when it gained none; None, and nothing taken, when they do not fit. Groups with a
+        window give back what no token behind the computed ones sees. A request without blocks first
+        shares those of its `num_computed` tokens, which lookup must just have
         reported. The list of a recurrent group is the request's live slot when it starts, and
         empty ever after; what is to be copied there is told by `take_restores`.
         """
@@ -190,7 +192,9 @@ class CacheManager:
         if num_tokens <= holding.capacity:
             return []
         num_blocks = blocks_for(num_tokens - holding.capacity, self.block_size)
-        if num_blocks > self.num_free:
+        for paged in self._paged.values():
+            paged.give_back(request.request_id, request.num_computed)
+        if any(num_blocks > paged.num_free for paged in self._paged.values()):
             return None
         holding.capacity += num_blocks * self.block_size
         return [group.extend(request.request_id, num_blocks) for group in self._groups]
@@ -325,7 +329,7 @@ class CacheManager:
             request.num_prompt,
             block_size=self.block_size,
             branch=branch,
-            turn_tokens=1 if request.expects_reuse else self._turn_tokens,
+            turn_tokens=1 if request.expects_reuse else self._options.turn_tokens,
             num_cached=request.num_computed,
         )
 

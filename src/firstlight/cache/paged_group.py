@@ -5,28 +5,69 @@ Knows no tensor, no other group and no policy; the manager keeps the groups in s
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from firstlight.cache.block_pool import BlockPool
+from firstlight.cache.block_pool import NULL_BLOCK, BlockPool
 from firstlight.cache.cache_group import GroupUsage
 from firstlight.cache.prefix_index import PrefixChain, PrefixIndex, PrefixKey
 from firstlight.sharding.state_spec import StateSpec
 
 
+@dataclass
+class Table:
+    """The blocks of a request in token order; the first `num_behind` lie behind the window and are
+    null blocks. `keys_behind` are those of findable ones that were given back.
+    """
+
+    blocks: list[int]
+    num_behind: int = 0
+    keys_behind: list[PrefixKey] = field(default_factory=list)
+
+
+def window_of(spec: StateSpec) -> int | None:
+    """How many tokens up to its own a token of this state sees; None for all."""
+    window: int | None = getattr(spec, "window", None)
+    return window
+
+
+def most_blocks_held(window: int, chunk_tokens: int, block_size: int) -> int:
+    """Blocks that one request holds at most while it computes `chunk_tokens` at a time: those that
+    touch the chunk and the `window` - 1 tokens before it, wherever blocks begin.
+    """
+    length = window - 1 + chunk_tokens
+    return 1 if length < 2 else (length - 2) // block_size + 2
+
+
 class PagedGroup:
     """Layers that keep keys and values, or a latent, per token: block i holds [i*B, (i+1)*B).
 
-    Layers with a window are charged in full: nothing is given back behind the window.
+    With a window, a token at position p sees (p - window, p] only, so blocks behind that are given
+    back as a request grows, and what one request holds is bounded:
+
+        tokens    0 ........ | p - window + 1 ...... p ...... p + chunk
+        blocks    null       | held                  written next
+
+    Given-back blocks stay findable until they are taken, and a prefix can be reused where its last
+    window is found. `most_held` is the bound; None without one, and when all blocks together are
+    fewer: then a request must fit whole.
     """
 
-    def __init__(self, spec: StateSpec, *, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, spec: StateSpec, *, num_blocks: int, block_size: int, chunk_tokens: int | None = None
+    ) -> None:
         self.spec = spec
+        self.most_held: int | None = None
+        self._window = window_of(spec)
         self._block_size = block_size
         self._pool = BlockPool(num_blocks)
         self._index = PrefixIndex()
-        self._tables: dict[str, list[int]] = {}
+        self._tables: dict[str, Table] = {}
         self._num_hits = 0
         self._num_evictions = 0
         self._num_cached = 0  # free blocks that are still findable
+        if self._window is not None and chunk_tokens is not None:
+            most = most_blocks_held(self._window, chunk_tokens, block_size)
+            self.most_held = most if most <= self._pool.num_usable else None
 
     @property
     def num_usable(self) -> int:
@@ -43,32 +84,48 @@ class PagedGroup:
         return self._index.find(key) is not None
 
     def reusable_tokens(self, chain: PrefixChain, at_most: int) -> int:
-        """Counts full blocks from the start until one is not found."""
-        num_found = 0
-        while num_found < at_most // self._block_size:
-            if self._index.find(chain.key(num_found)) is None:
-                break
-            num_found += 1
-        return num_found * self._block_size
+        """The longest prefix of full blocks of which all that the next token sees are found."""
+        most = at_most // self._block_size
+        if self._window is None:
+            found = 0
+            while found < most and self.holds(chain.key(found)):
+                found += 1
+            return found * self._block_size
+        # From the end: a block that is missing rules out every length whose window it is in.
+        length = block = most
+        while length > 0 and block > self._first_seen(length * self._block_size):
+            block -= 1
+            if not self.holds(chain.key(block)):
+                length = block
+        return length * self._block_size
 
     def cost(self, chain: PrefixChain, num_shared: int, num_blocks: int) -> int:
         """Shared blocks are free of charge only while somebody else holds them."""
         shared = self._shared(chain, num_shared)
-        return num_blocks - sum(1 for block in shared if self._pool.references(block))
+        used = sum(1 for block in shared if self._pool.references(block))
+        return len(shared) - used + num_blocks - num_shared
+
+    def growth(self, request_id: str, num_blocks: int) -> int:
+        """Blocks to be taken at once to grow by `num_blocks`, chunk by chunk."""
+        if self.most_held is None:
+            return num_blocks
+        table = self._tables[request_id]
+        return max(0, min(num_blocks, self.most_held - len(table.blocks) + table.num_behind))
 
     def start(
         self, request_id: str, chain: PrefixChain, num_shared: int, num_blocks: int
     ) -> list[int]:
         """Opens a table. Shared blocks are taken first, so that the new ones cannot evict them."""
         assert request_id not in self._tables, f"{request_id} already has a block table"
-        blocks = self._shared(chain, num_shared)
-        for block in blocks:
+        shared = self._shared(chain, num_shared)
+        for block in shared:
             self._num_cached -= self._pool.references(block) == 0
             self._pool.share(block)
-        self._num_hits += num_shared
-        self._tables[request_id] = blocks
+        self._num_hits += len(shared)
+        num_behind = num_shared - len(shared)
+        self._tables[request_id] = table = Table([NULL_BLOCK] * num_behind + shared, num_behind)
         self.extend(request_id, num_blocks - num_shared)
-        return list(blocks)
+        return list(table.blocks)
 
     def extend(self, request_id: str, num_blocks: int) -> list[int]:
         """Adds blocks to a table and returns them; whatever they held is no longer findable."""
@@ -76,30 +133,50 @@ class PagedGroup:
         num_evicted = sum(map(self._index.discard, blocks))
         self._num_evictions += num_evicted
         self._num_cached -= num_evicted
-        self._tables[request_id] += blocks
+        self._tables[request_id].blocks += blocks
         return blocks
+
+    def give_back(self, request_id: str, num_computed: int) -> None:
+        """Gives back the blocks that no token behind the computed ones sees."""
+        table, first = self._tables[request_id], self._first_seen(num_computed)
+        for index in range(table.num_behind, first):
+            block, table.blocks[index] = table.blocks[index], NULL_BLOCK
+            key = self._index.key_of(block)
+            if key is not None:
+                table.keys_behind.append(key)
+            self._release(block)
+        table.num_behind = max(table.num_behind, first)
 
     def enter(self, request_id: str, chain: PrefixChain, blocks: range) -> None:
         """Makes these blocks of the table findable, unless equal content already is."""
         table = self._tables[request_id]
-        for block_index in blocks:
-            self._index.enter(chain.key(block_index), table[block_index])
+        for index in blocks:
+            assert index >= table.num_behind, "a block was given back before it was committed"
+            self._index.enter(chain.key(index), table.blocks[index])
 
     def discard(self, request_id: str) -> None:
-        """Makes every block of the table unfindable, the shared ones included."""
-        for block in self._tables[request_id]:
+        """Makes every block of the table unfindable, shared and given-back ones included."""
+        table = self._tables[request_id]
+        for block in table.blocks[table.num_behind :]:
             self._index.discard(block)
+        for key in table.keys_behind:
+            found = self._index.find(key)
+            if found is not None:
+                self._index.discard(found)
+                if self._pool.references(found) == 0:
+                    self._num_cached -= 1
+                    self._pool.share(found)
+                    self._pool.release(found, keep=False)
 
     def release(self, request_id: str) -> None:
         """Closes a table, last block first: the end of a prefix is evicted before its start."""
-        for block in reversed(self._tables.pop(request_id)):
-            findable = block in self._index
-            self._pool.release(block, keep=findable)
-            self._num_cached += findable and self._pool.references(block) == 0
+        table = self._tables.pop(request_id)
+        for block in reversed(table.blocks[table.num_behind :]):
+            self._release(block)
 
     def table(self, request_id: str) -> Sequence[int]:
-        """The blocks of a request in token order."""
-        return tuple(self._tables[request_id])
+        """The blocks of a request in token order, null blocks where it holds none any more."""
+        return tuple(self._tables[request_id].blocks)
 
     def usage(self) -> GroupUsage:
         """How many blocks are in which condition."""
@@ -119,7 +196,8 @@ class PagedGroup:
         self._pool.check_integrity()
         self._index.check_integrity()
         assert self._tables.keys() == num_committed.keys(), "tables and holdings differ"
-        holders = Counter(block for table in self._tables.values() for block in table)
+        held = {name: table.blocks[table.num_behind :] for name, table in self._tables.items()}
+        holders = Counter(block for blocks in held.values() for block in blocks)
         for block in range(self._pool.num_blocks):
             counted, kept = holders[block], self._pool.references(block)
             assert counted == kept, f"block {block} is in {counted} tables, {kept} references kept"
@@ -127,13 +205,28 @@ class PagedGroup:
         num_cached = sum(1 for block in findable if not holders[block])
         assert num_cached == self._num_cached, f"{num_cached} cached, {self._num_cached} counted"
         for request_id, table in self._tables.items():
-            assert len(set(table)) == len(table), f"{request_id} holds a block twice"
-            for block in table[num_committed[request_id] :]:
+            blocks = held[request_id]
+            assert len(set(blocks)) == len(blocks), f"{request_id} holds a block twice"
+            assert not any(table.blocks[: table.num_behind]), "a block behind a window is named"
+            assert self.most_held is None or len(blocks) <= self.most_held, "a window is too wide"
+            for block in blocks[num_committed[request_id] - table.num_behind :]:
                 assert holders[block] == 1, f"block {block} is shared while it is written"
                 assert block not in self._index, f"block {block} is findable while it is written"
 
+    def _first_seen(self, num_tokens: int) -> int:
+        """The first block that the token behind so many sees."""
+        if self._window is None:
+            return 0
+        return max(0, num_tokens - self._window + 1) // self._block_size
+
+    def _release(self, block: int) -> None:
+        findable = block in self._index
+        self._pool.release(block, keep=findable)
+        self._num_cached += findable and self._pool.references(block) == 0
+
     def _shared(self, chain: PrefixChain, num_shared: int) -> list[int]:
-        found = [self._index.find(chain.key(block_index)) for block_index in range(num_shared)]
+        seen = range(self._first_seen(num_shared * self._block_size), num_shared)
+        found = [self._index.find(chain.key(block_index)) for block_index in seen]
         blocks = [block for block in found if block is not None]
-        assert len(blocks) == num_shared, "cached tokens are claimed that lookup did not report"
+        assert len(blocks) == len(seen), "cached tokens are claimed that lookup did not report"
         return blocks

@@ -121,6 +121,10 @@ class PrefixIndex:
         """The block with this content, or None."""
         return self._blocks.get(key)
 
+    def key_of(self, block: int) -> PrefixKey | None:
+        """The content of a block, or None when it is not known."""
+        return self._keys.get(block)
+
     def enter(self, key: PrefixKey, block: int) -> None:
         """Makes a full block findable, unless another block with that content is."""
         if key not in self._blocks:

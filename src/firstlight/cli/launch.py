@@ -131,6 +131,7 @@ def make_engine_settings(
         tp=settings.tp,
         ep=settings.ep,
         dtype=settings.dtype,
+        kv_dtype=settings.kv_dtype,
         device=device_name(settings.device),
         threads=settings.threads_per_rank(cores),
         context_length=settings.context,

@@ -20,6 +20,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     tp: int = 1
     ep: int = 1
     dtype: str = "float32"
+    kv_dtype: str = "auto"
     device: str = "cpu"
     threads: int = 1
     context_length: int | None = None

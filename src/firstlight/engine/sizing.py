@@ -2,15 +2,17 @@
 reported.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from firstlight.cache.manager import check_specs, distinct_specs
+from firstlight.cache.manager import blocks_for, check_specs, distinct_specs, group_blocks
+from firstlight.cache.paged_group import most_blocks_held, window_of
 from firstlight.engine.settings import EngineSettings
 from firstlight.errors import OutOfBudget, UsageError
 from firstlight.models.spec import ModelSpec
-from firstlight.sharding.state_spec import StateSpec
+from firstlight.sharding.state_spec import StateSpec, cached_token_bytes
 from firstlight.units import format_bytes
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -26,7 +28,8 @@ SNAPSHOT_SHARE = 0.25
 @dataclass(frozen=True)
 class CacheNeeds:
     """What the cache must hold: layer states, tokens per block, sequences and their longest
-    length.
+    length. `chunk_tokens` of one sequence are computed in a step (None: any number), which bounds
+    what layers with a window hold of it.
     """
 
     states: Sequence[StateSpec]
@@ -35,6 +38,8 @@ class CacheNeeds:
     element_bytes: int
     max_sequences: int
     context_length: int
+    chunk_tokens: int | None = None
+    kv_dtype: str = "auto"
 
     @property
     def slot_bytes(self) -> int:
@@ -54,15 +59,49 @@ class CacheNeeds:
     @property
     def block_bytes_by_kind(self) -> dict[str, int]:
         """`block_bytes`, by the kind of state."""
-        sizes: Counter[str] = Counter()
-        for state in self.states:
-            sizes[state.kind] += state.token_bytes(self.tp, self.element_bytes) * self.block_size
-        return {kind: size for kind, size in sizes.items() if size}
+        return self.paged_bytes_by_kind(1)
 
     @property
     def blocks_per_sequence(self) -> int:
-        """Blocks that one sequence of full length takes."""
-        return -(-self.context_length // self.block_size)
+        """Blocks that one sequence of full length takes in a group without a window."""
+        return blocks_for(self.context_length, self.block_size)
+
+    @property
+    def least_paged_bytes(self) -> int:
+        """Bytes on one rank of the blocks of one sequence of full length, and the null blocks."""
+        return self.paged_bytes(self.blocks_per_sequence + 1)
+
+    def window_blocks(self, num_blocks: int) -> dict[int, int]:
+        """Blocks of groups by their window, when others have `num_blocks`: all that sequences can
+        hold at once, where that is less.
+        """
+        if self.chunk_tokens is None:
+            return {}
+        most = {
+            window: most_blocks_held(window, self.chunk_tokens, self.block_size)
+            for state in self.states
+            if (window := window_of(state)) is not None
+        }
+        caps = {window: self.max_sequences * held + 1 for window, held in most.items()}
+        return {window: cap for window, cap in caps.items() if cap < num_blocks}
+
+    def paged_bytes(self, num_blocks: int) -> int:
+        """Bytes on one rank of all paged groups."""
+        return sum(self.paged_bytes_by_kind(num_blocks).values())
+
+    def paged_bytes_by_kind(self, num_blocks: int) -> dict[str, int]:
+        """`paged_bytes`, by the kind of state."""
+        sizes: Counter[str] = Counter()
+        windows = self.window_blocks(num_blocks)
+        for state in self.states:
+            token = cached_token_bytes(state, self.tp, self.element_bytes, self.kv_dtype)
+            blocks = group_blocks(state, num_blocks, windows)
+            sizes[state.kind] += token * self.block_size * blocks
+        return {kind: size for kind, size in sizes.items() if size}
+
+    def most_blocks(self, limit: int, *, wanted: int) -> int:
+        """The most blocks, up to `wanted`, whose bytes do not exceed the limit."""
+        return bisect_right(range(1, wanted + 1), limit, key=self.paged_bytes)
 
 
 def cache_needs(settings: EngineSettings, spec: ModelSpec) -> CacheNeeds:
@@ -85,19 +124,22 @@ def cache_needs(settings: EngineSettings, spec: ModelSpec) -> CacheNeeds:
         ELEMENT_BYTES[settings.dtype],
         settings.max_sequences,
         asked or spec.context_length,
+        settings.chunk_tokens,
+        settings.kv_dtype,
     )
 
 
 @dataclass(frozen=True)
 class CachePlan:
-    """What a rank allocates: blocks per paged group and slots per recurrent group, with block 0 and
-    slot 0, and their bytes.
+    """What a rank allocates: blocks per paged group (those with a window as `window_blocks` says)
+    and slots per recurrent group, with block 0 and slot 0, and their bytes.
     """
 
     num_blocks: int
     num_slots: int
     paged_bytes: int
     slot_bytes: int
+    window_blocks: dict[int, int] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -118,15 +160,19 @@ def plan_caches(
     """
     limit = budget if budget is not None else default_budget(available, owned=owned)
     left = limit - needs.live_slots * needs.slot_bytes
-    spare = left - (needs.blocks_per_sequence + 1) * needs.block_bytes
+    spare = left - needs.least_paged_bytes
     if spare < 0:
         raise OutOfBudget(_refusal(needs, limit))
     num_slots = needs.live_slots + _num_snapshots(needs, left=left, spare=spare)
     left = limit - num_slots * needs.slot_bytes
     wanted = needs.max_sequences * needs.blocks_per_sequence + 1
-    num_blocks = min(wanted, left // needs.block_bytes)
+    num_blocks = needs.most_blocks(left, wanted=wanted)
     plan = CachePlan(
-        num_blocks, num_slots, num_blocks * needs.block_bytes, num_slots * needs.slot_bytes
+        num_blocks,
+        num_slots,
+        needs.paged_bytes(num_blocks),
+        num_slots * needs.slot_bytes,
+        needs.window_blocks(num_blocks),
     )
     if plan.num_bytes > available:
         raise OutOfBudget(
@@ -153,11 +199,12 @@ def default_budget(available: int, *, owned: bool = False) -> int:
 def _refusal(needs: CacheNeeds, limit: int) -> str:
     """What does not fit, and every change that alone would make it fit."""
     live = needs.live_slots * needs.slot_bytes
-    blocks = (needs.blocks_per_sequence + 1) * needs.block_bytes
+    blocks = needs.least_paged_bytes
     ways = [f"raise the budget to {live + blocks} bytes ({format_bytes(live + blocks)})"]
     if needs.slot_bytes and (sequences := (limit - blocks) // needs.slot_bytes - 1) > 0:
         ways.append(f"lower max_sequences to {sequences}")
-    if (tokens := ((limit - live) // needs.block_bytes - 1) * needs.block_size) > 0:
+    most = needs.most_blocks(limit - live, wanted=needs.blocks_per_sequence + 1)
+    if (tokens := (most - 1) * needs.block_size) > 0:
         ways.append(f"lower the context to {tokens} tokens")
     advice = f"{', '.join(ways)}, or use more ranks"
     needed = _described(needs, live, beside=live <= limit)
@@ -165,7 +212,7 @@ def _refusal(needs: CacheNeeds, limit: int) -> str:
 
 
 def _described(needs: CacheNeeds, live: int, *, beside: bool) -> str:
-    per_sequence = format_bytes(needs.blocks_per_sequence * needs.block_bytes)
+    per_sequence = format_bytes(needs.paged_bytes(needs.blocks_per_sequence))
     slots = f"the recurrent state of {needs.max_sequences} sequences"
     if not beside:
         each = format_bytes(needs.slot_bytes)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from firstlight.cache.manager import CacheManager, distinct_specs
+from firstlight.cache.manager import CacheManager, CacheOptions, distinct_specs
 from firstlight.checkpoint.known_answers import KnownAnswers, read_answers
 from firstlight.engine.gate import GateResult, compare_answers, fit_answers
 from firstlight.engine.ranks import RankGroup, free_rendezvous
@@ -115,6 +115,7 @@ class Startup:
             max_sequences=settings.max_sequences,
             context_length=settings.context_length or 0,
             block_size=settings.block_size,
+            kv_dtype=settings.kv_dtype,
             parent_id=os.getpid(),
             check_digests=settings.check_digests,
             encoder_cache_bytes=settings.encoder_cache_bytes,
@@ -147,7 +148,7 @@ class Startup:
         available = min(report.available_bytes for report in loaded)
         owned = all(report.owned for report in loaded)
         plan = plan_caches(needs, available=available, budget=settings.kv_budget_bytes, owned=owned)
-        ranks.send(AllocateCaches(plan.num_blocks, plan.num_slots))
+        ranks.send(AllocateCaches(plan.num_blocks, plan.num_slots, plan.window_blocks))
         for report in ranks.collect(CachesAllocated):
             self._recorder.record(
                 MemoryMeasured(
@@ -174,8 +175,9 @@ class Startup:
         self._recorder.record(CacheState(pool="kv", used_bytes=0, total_bytes=plan.paged_bytes))
         facts["kv_bytes_per_rank"] = plan.paged_bytes
         facts["kv_tokens"] = (plan.num_blocks - 1) * needs.block_size
-        for kind, size in needs.block_bytes_by_kind.items():
-            facts[f"{kind}_bytes_per_rank"] = size * plan.num_blocks
+        facts["kv_dtype"] = needs.kv_dtype
+        for kind, size in needs.paged_bytes_by_kind(plan.num_blocks).items():
+            facts[f"{kind}_bytes_per_rank"] = size
         if plan.num_slots:
             self._recorder.record(
                 CacheState(pool="recurrent", used_bytes=0, total_bytes=plan.slot_bytes)
@@ -195,6 +197,7 @@ class Startup:
             block_size=settings.block_size,
             model_digest=loaded[0].source_digest,
             num_slots=plan.num_slots,
+            options=CacheOptions(settings.chunk_tokens, plan.window_blocks),
         )
         limits = SchedulerSettings(
             max_sequences=settings.max_sequences,

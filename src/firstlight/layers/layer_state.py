@@ -31,6 +31,30 @@ class PagedLatents:
 
 
 @dataclass(frozen=True)
+class QuantisedKeysValues:
+    """PagedKeysValues in INT8, with an fp16 scale for each token and head: [pages, kv_heads,
+    page_size]. A value is its byte times its scale.
+    """
+
+    keys_PKSH: Tensor
+    key_scales_PKS: Tensor
+    values_PKSH: Tensor
+    value_scales_PKS: Tensor
+    group: int
+
+
+@dataclass(frozen=True)
+class QuantisedLatents:
+    """PagedLatents in INT8, with an fp16 scale for each token and 64 values of its row: [pages,
+    page_size, scales].
+    """
+
+    rows_PSW: Tensor
+    scales_PSG: Tensor
+    group: int
+
+
+@dataclass(frozen=True)
 class RecurrentSlots:
     """Recurrent state of one layer by slot: fp32 matrices [slots, heads, key_dim, value_dim], and
     the last inputs of the short convolutions [slots, taps - 1, channels], oldest first.
@@ -44,4 +68,5 @@ class RecurrentSlots:
     group: int
 
 
-LayerState = PagedKeysValues | PagedLatents | RecurrentSlots
+PagedState = PagedKeysValues | PagedLatents | QuantisedKeysValues | QuantisedLatents
+LayerState = PagedState | RecurrentSlots

@@ -5,18 +5,20 @@ Shape letters: P pages, K KV heads, S tokens of a page, H head width, W latent w
 heads, key and value width of a recurrent matrix; T kept inputs of C convolution channels.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from firstlight.cache.manager import distinct_specs
+from firstlight.cache.manager import distinct_specs, group_blocks
 from firstlight.errors import ConfigError
 from firstlight.layers.layer_state import (
     LayerState,
     PagedKeysValues,
     PagedLatents,
+    QuantisedKeysValues,
+    QuantisedLatents,
     RecurrentSlots,
 )
 from firstlight.schedule.step import StateCopy
@@ -25,13 +27,16 @@ from firstlight.sharding.state_spec import (
     LatentState,
     RecurrentState,
     StateSpec,
+    cached_token_bytes,
+    int8_groups,
 )
 
 
 @dataclass(frozen=True)
 class CacheShape:
     """How caches are cut: pages per paged group, tokens per page, tensor parallel degree, element
-    type, device, and slots per recurrent group.
+    type, device, and slots per recurrent group. `window_blocks` are pages of groups by their
+    window, where they are not `num_blocks`; `kv_dtype` is `auto` for the element type, or `int8`.
     """
 
     num_blocks: int
@@ -40,14 +45,22 @@ class CacheShape:
     dtype: torch.dtype
     device: torch.device
     num_slots: int = 0
+    window_blocks: Mapping[int, int] = field(default_factory=dict)
+    kv_dtype: str = "auto"
+
+    def pages(self, state: StateSpec) -> int:
+        """Pages of the group of this state."""
+        return group_blocks(state, self.num_blocks, self.window_blocks)
 
 
 def planned_cache_bytes(states: Sequence[StateSpec], shape: CacheShape) -> int:
     """Returns the bytes all caches of a rank take."""
     size = shape.dtype.itemsize
-    per_token = sum(s.token_bytes(shape.tp, size) for s in states)
     per_slot = sum(s.sequence_bytes(shape.tp, size) for s in states)
-    return per_token * shape.block_size * shape.num_blocks + per_slot * shape.num_slots
+    pages = sum(
+        cached_token_bytes(s, shape.tp, size, shape.kv_dtype) * shape.pages(s) for s in states
+    )
+    return pages * shape.block_size + per_slot * shape.num_slots
 
 
 def allocate_states(states: Sequence[StateSpec], shape: CacheShape) -> tuple[LayerState, ...]:
@@ -82,12 +95,16 @@ def copy_slots(states: Sequence[LayerState], copies: Sequence[StateCopy]) -> Non
 
 
 def _allocate(state: StateSpec, group: int, shape: CacheShape) -> LayerState:
-    pages, size = shape.num_blocks, shape.block_size
     if isinstance(state, GroupedQueryState):
-        cut = (pages, state.local_heads(shape.tp), size, state.head_dim)
-        return PagedKeysValues(_empty(cut, shape), _empty(cut, shape), group)
+        return _keys_values(state, group, shape)
     if isinstance(state, LatentState):
-        return PagedLatents(_empty((pages, size, state.width), shape), group)
+        cut = (shape.pages(state), shape.block_size, state.width)
+        if shape.kv_dtype != "int8":
+            return PagedLatents(_empty(cut, shape), group)
+        scales = (*cut[:2], int8_groups(state.width))
+        return QuantisedLatents(
+            _empty(cut, shape, torch.int8), _empty(scales, shape, torch.float16), group
+        )
     if isinstance(state, RecurrentState):
         matrix = (state.heads // shape.tp, state.key_dim, state.value_dim)
         matrices = _empty((shape.num_slots, *matrix), shape, torch.float32)
@@ -95,6 +112,18 @@ def _allocate(state: StateSpec, group: int, shape: CacheShape) -> LayerState:
         inputs = _empty((shape.num_slots, state.conv_taps, channels), shape)
         return RecurrentSlots(matrices, inputs, group)
     raise ConfigError(f"no cache for {state.kind} state in this version")
+
+
+def _keys_values(
+    state: GroupedQueryState, group: int, shape: CacheShape
+) -> PagedKeysValues | QuantisedKeysValues:
+    heads = (shape.pages(state), state.local_heads(shape.tp), shape.block_size)
+    cut = (*heads, state.head_dim)
+    if shape.kv_dtype != "int8":
+        return PagedKeysValues(_empty(cut, shape), _empty(cut, shape), group)
+    keys, values = (_empty(cut, shape, torch.int8) for _ in range(2))
+    key_scales, value_scales = (_empty(heads, shape, torch.float16) for _ in range(2))
+    return QuantisedKeysValues(keys, key_scales, values, value_scales, group)
 
 
 def _empty(size: tuple[int, ...], shape: CacheShape, dtype: torch.dtype | None = None) -> Tensor:

@@ -27,18 +27,20 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     block_size: int
     parent_id: int
+    kv_dtype: str = "auto"
     check_digests: bool = True
     encoder_cache_bytes: int = 0
     seconds_to_join: int = 60
 
 
 class AllocateCaches(msgspec.Struct, frozen=True, tag=True):
-    """Asks a rank to allocate its caches: blocks in every paged group, slots in every recurrent
-    one.
+    """Asks a rank to allocate its caches: blocks in every paged group, but for those with a window
+    that `window_blocks` names, and slots in every recurrent one.
     """
 
     num_blocks: int
     num_slots: int
+    window_blocks: dict[int, int] = {}
 
 
 class RunStep(msgspec.Struct, frozen=True, tag=True):

@@ -177,6 +177,8 @@ class Rank:
             self._dtype,
             self._device,
             order.num_slots,
+            order.window_blocks,
+            settings.kv_dtype,
         )
         caches = allocate_states(states, shape)
         assert self._mesh is not None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
+from firstlight.cache.cache_group import BlockCounts
 from firstlight.cache.manager import CacheManager
 from firstlight.errors import RequestError
 from firstlight.schedule.request import Request, SubmittedRequest
@@ -136,8 +137,8 @@ class Room(NamedTuple):
 
     rows: int
     tokens: int
-    free_blocks: int
-    reserved_blocks: int
+    free_blocks: BlockCounts
+    reserved_blocks: BlockCounts
     is_contested: bool
 
 
@@ -161,9 +162,10 @@ def hold_for_slot(cache: CacheManager) -> Hold | None:
     return None if cache.can_start else Hold.NO_SLOT
 
 
-def hold_for_blocks(room: Room, num_blocks: int) -> Hold | None:
+def hold_for_blocks(room: Room, needed: BlockCounts) -> Hold | None:
     """All of its known tokens must fit beside what running requests still need for theirs."""
-    return Hold.NO_BLOCKS if num_blocks > room.free_blocks - room.reserved_blocks else None
+    fits = needed.fits(room.free_blocks, beside=room.reserved_blocks)
+    return None if fits else Hold.NO_BLOCKS
 
 
 def find_hold(request: Request, room: Room, cache: CacheManager) -> Hold | None:
@@ -173,8 +175,8 @@ def find_hold(request: Request, room: Room, cache: CacheManager) -> Hold | None:
     if hold is not None:
         return hold
     num_tokens = min(request.num_known + 1, cache.max_tokens)
-    num_blocks = cache.cost(request, num_tokens, num_cached=cache.lookup(request))
-    return hold_for_blocks(room, num_blocks)
+    needed = cache.needs(request, num_tokens, num_cached=cache.lookup(request))
+    return hold_for_blocks(room, needed)
 
 
 def _least_tokens(submitted: SubmittedRequest) -> int:

@@ -20,7 +20,7 @@ one finishes. Priority decides who starts and who yields; nobody is stopped for 
 
 from collections.abc import Iterable
 
-from firstlight.cache.cache_group import SlotCopy
+from firstlight.cache.cache_group import BlockCounts, SlotCopy
 from firstlight.cache.manager import CacheManager
 from firstlight.schedule.admission import Entrance, Hold, Room, find_hold, find_refusal
 from firstlight.schedule.answers import Answers, RequestUpdate
@@ -211,37 +211,38 @@ class Scheduler:
         newcomer = self._waiting.first
         if newcomer is None or not prompts:
             return 0
-        if self._find_hold(newcomer, draft, self._num_reserved_blocks(prompts)) is not None:
+        if self._find_hold(newcomer, draft, self._reserved_blocks(prompts)) is not None:
             return 0
         return min(newcomer.num_known, self._settings.chunk_tokens, draft.budget // 2)
 
     def _admit(self, draft: StepDraft, prompts: list[Request]) -> None:
         """Starts waiting requests in order until one has to wait, and notes why it has to."""
         self._tally.held_back = None
-        num_reserved = self._num_reserved_blocks(prompts)
+        reserved = self._reserved_blocks(prompts)
         while (request := self._waiting.first) is not None:
-            hold = self._find_hold(request, draft, num_reserved)
+            hold = self._find_hold(request, draft, reserved)
             if hold is not None:
                 self._tally.held_back = hold.value
                 return
             self._start(request, draft)
-            num_reserved += 1 + self._cache.cost(request, request.num_known)
+            reserved = reserved.plus(self._cache.needs(request, request.num_known), each=1)
 
-    def _find_hold(self, request: Request, draft: StepDraft, num_reserved: int) -> Hold | None:
-        free_blocks = self._cache.num_free
-        room = Room(
-            self._rows.num_free, draft.budget, free_blocks, num_reserved, draft.is_contested
-        )
+    def _find_hold(self, request: Request, draft: StepDraft, reserved: BlockCounts) -> Hold | None:
+        free_blocks = self._cache.free_blocks
+        room = Room(self._rows.num_free, draft.budget, free_blocks, reserved, draft.is_contested)
         return find_hold(request, room, self._cache)
 
-    def _num_reserved_blocks(self, prompts: list[Request]) -> int:
+    def _reserved_blocks(self, prompts: list[Request]) -> BlockCounts:
         """Blocks that running prompts still need, and one for each running request to write on.
 
         Without them a newcomer would take the blocks of half-computed prompts and be preempted for
         it.
         """
-        needed = sum(self._cache.cost(request, request.num_known) for request in prompts)
-        return needed + len(self._running)
+        num_groups = len(self._cache.free_blocks.by_group)
+        reserved = BlockCounts((len(self._running),) * num_groups)
+        for request in prompts:
+            reserved = reserved.plus(self._cache.needs(request, request.num_known))
+        return reserved
 
     def _start(self, request: Request, draft: StepDraft) -> None:
         """Gives a waiting request row and blocks; plans its first tokens behind the cached ones."""

@@ -12,6 +12,7 @@ from firstlight.errors import UsageError
 from firstlight.settings.settings import required, setting
 
 DTYPES = ("float32", "bfloat16", "float16")
+KV_DTYPES = ("auto", "int8")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -31,6 +32,9 @@ class ServeSettings:
     )
     device: str = setting("cpu", "platform to run on; auto takes the best one found")
     dtype: str = setting("float32", "type of weights in compute", choices=DTYPES)
+    kv_dtype: str = setting(
+        "auto", "type of keys, values and latents in the cache; auto is dtype", choices=KV_DTYPES
+    )
     context: int | None = setting(
         None,
         "longest sequence, in tokens",

@@ -7,6 +7,10 @@ distinct spec, the planner prices it, the runner allocates it.
 from dataclasses import dataclass
 from typing import Protocol
 
+# Values of a latent row that share one scale when it is kept in INT8.
+INT8_GROUP = 64
+SCALE_BYTES = 2
+
 
 class StateSpec(Protocol):
     """What a layer keeps. Bytes are those of one rank of a TP group."""
@@ -98,3 +102,19 @@ class EncoderState:
     def sequence_bytes(self, tp: int, element_bytes: int) -> int:
         """Nothing is kept per sequence."""
         return 0
+
+
+def cached_token_bytes(state: StateSpec, tp: int, element_bytes: int, kv_dtype: str) -> int:
+    """Bytes per cached token and layer on one rank, of caches of `kv_dtype`: `auto` keeps the
+    compute type; `int8` a byte a value and an fp16 scale per head, or per INT8_GROUP of a latent.
+    """
+    if kv_dtype == "int8" and isinstance(state, GroupedQueryState):
+        return 2 * state.local_heads(tp) * (state.head_dim + SCALE_BYTES)
+    if kv_dtype == "int8" and isinstance(state, LatentState):
+        return state.width + int8_groups(state.width) * SCALE_BYTES
+    return state.token_bytes(tp, element_bytes)
+
+
+def int8_groups(width: int) -> int:
+    """Scales of a latent row of that many values."""
+    return -(-width // INT8_GROUP)

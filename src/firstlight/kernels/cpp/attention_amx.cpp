@@ -137,9 +137,11 @@ class Worker {
     }
   }
 
-  // Offset of a position's row in the pages, or -1 after the end of the context.
+  // Offset of a position's row in the pages; -1 after the end of the context, and behind the window
+  // of all queries, where the page may be another sequence's by now.
   std::int64_t row_of(std::int64_t position) const {
     if (position >= call_.contexts[task_.sequence]) return -1;
+    if (position <= least_position_ - call_.window) return -1;
     const std::int32_t* table = call_.table + task_.sequence * call_.table_width;
     const std::int64_t page = table[position / call_.slots];
     return ((page * call_.kv_heads + task_.kv_head) * call_.slots + position % call_.slots) *

@@ -1,0 +1,36 @@
+"""Owns what the cache reads of a request; knows nothing of how requests are served."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from firstlight.cache.prefix_index import MediaSpan, PrefixChain
+
+
+class CacheableRequest(Protocol):
+    """What the cache reads of a request; `prefix_chain` is written by the manager alone."""
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt: int
+    num_computed: int
+    prefix_chain: PrefixChain | None
+
+    @property
+    def salt(self) -> str:
+        """Requests of different salts share nothing."""
+        ...
+
+    @property
+    def media(self) -> Sequence[MediaSpan]:
+        """The images and other media behind placeholder tokens of the prompt."""
+        ...
+
+    @property
+    def may_reuse(self) -> bool:
+        """False when every token must be computed, as for prompt log-probabilities."""
+        ...
+
+    @property
+    def expects_reuse(self) -> bool:
+        """True when its sender says that other requests will begin alike."""
+        ...
