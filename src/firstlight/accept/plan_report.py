@@ -18,7 +18,7 @@ from firstlight.planning.fleets import FleetAnswer
 from firstlight.planning.memory import COMPONENTS, MemoryPlan
 from firstlight.planning.plan_file import PlanFile
 from firstlight.planning.predict import Band, Forecast
-from firstlight.planning.rehearse import Rehearsal
+from firstlight.planning.rehearse import Outcome, Rehearsal
 from firstlight.planning.search import Answer
 from firstlight.units import format_bytes, format_count, format_seconds
 
@@ -41,6 +41,62 @@ def plan_report(
     if rehearsal is not None:
         sections.append(_rehearsal(rehearsal))
     return Report(TITLE, tuple(sections), tuple(checks), _data(answer, plan, rehearsal))
+
+
+def rehearsal_report(
+    answer: Answer,
+    rehearsal: Rehearsal,
+    builds: Sequence[Any],
+    outcomes: Sequence[Outcome],
+) -> Report:
+    """Turns a rehearsal of loads, groups and modules into the report of `up --rehearse`.
+
+    `builds` are one built rank for each set of ranks that hold equal shapes.
+    """
+    sections = [_asked(answer)]
+    memory = answer.memory or (answer.lost[0].memory if answer.lost else None)
+    if memory is not None:
+        sections.append(_memory(memory))
+    if answer.forecast is not None:
+        sections.append(_start(answer.forecast))
+    sections += [_built(rehearsal, builds), _rehearsal(rehearsal)]
+    checks = (*map(_check, outcomes), _fits(answer))
+    data = {
+        "layout": {name: getattr(rehearsal.layout, name) for name in ("tp", "pp", "dp", "ep")},
+        "ranks": [msgspec.to_builtins(load) for load in rehearsal.loads],
+        "built": [msgspec.to_builtins(built) for built in builds],
+        "failures": [one.name for one in (*rehearsal.failures, *outcomes) if not one.holds],
+    }
+    return Report("firstlight up --rehearse", tuple(sections), checks, data)
+
+
+def _built(rehearsal: Rehearsal, builds: Sequence[Any]) -> Section:
+    read = {load.rank: load.read_bytes for load in rehearsal.loads}
+    tensors = {load.rank: load.num_tensors for load in rehearsal.loads}
+    rows: list[tuple[Cell, ...]] = []
+    for built in builds:
+        last = built.ranks[-1]
+        rows.append(
+            (
+                _ranks_text(built.ranks),
+                format_bytes(built.num_bytes),
+                format_bytes(read[last]),
+                format_count(tensors[last]),
+                format_count(built.num_parameters),
+                f"{built.seconds:.1f} s",
+            )
+        )
+    columns = ("ranks", "held each", "read each", "tensors read", "parameters", "built in")
+    return Section("what each rank loads and builds", columns=columns, rows=tuple(rows))
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    runs = [
+        list(run) for _, run in groupby(enumerate(sorted(ranks)), key=lambda one: one[1] - one[0])
+    ]
+    return ", ".join(
+        f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs
+    )
 
 
 def fleets_report(found: Sequence[FleetAnswer]) -> Report:
@@ -161,9 +217,7 @@ def _launch(launch: Launch) -> Section:
 
 
 def _rehearsal(rehearsal: Rehearsal) -> Section:
-    checks = tuple(
-        Check(one.name, "ok" if one.holds else "fail", one.detail) for one in rehearsal.outcomes
-    )
+    checks = tuple(map(_check, rehearsal.outcomes))
     loads = rehearsal.loads
     lines: tuple[str, ...] = ()
     if loads:
@@ -174,6 +228,10 @@ def _rehearsal(rehearsal: Rehearsal) -> Section:
             f"most: {format_bytes(most.read_bytes)} of {format_count(most.num_tensors)} tensors",
         )
     return Section("rehearsal", lines=lines, checks=checks)
+
+
+def _check(outcome: Outcome) -> Check:
+    return Check(outcome.name, "ok" if outcome.holds else "fail", outcome.detail)
 
 
 def _fleet_row(one: FleetAnswer) -> tuple[Cell, ...]:

@@ -105,11 +105,13 @@ def rehearse_rank(
     """Builds and cuts a rank's part without storage; returns it and the bytes it would take.
 
     What fails here would fail at a start: names, shapes, layouts, regions. Shapes and types are
-    those of a real start.
+    those of a real start; of a pipeline stage only its own modules are there.
     """
     module = build_on_meta(spec, kernels, 1)
     options = BuildOptions(dtype, torch.device("meta"), 1)
     parameters = allocate(spec, mesh, options)
+    if mesh.place.layout.pp > 1:
+        _drop_other_stages(module, parameters)
     untold = set(dict(module.named_parameters())) ^ set(parameters)
     tied = {name for name, _ in spec.family.table.tied if "tied" in spec.facts.flags}
     assert untold <= tied, f"the rule table and the module disagree on {sorted(untold)[:20]}"
@@ -117,6 +119,19 @@ def rehearse_rank(
     set_trainable(module, False)
     apply_rules(module, spec.family.table, spec.facts, mesh)
     return module, sum(t.numel() * t.element_size() for t in parameters.values())
+
+
+def _drop_other_stages(module: Any, held: Mapping[str, Tensor]) -> None:
+    """Puts nothing in the place of layers and units of which this stage holds no parameter."""
+    words = [name.split(".") for name in held]
+    units = {word[0] for word in words}
+    layers = {int(word[1]) for word in words if word[0] == "layers"}
+    for name, child in list(module.named_children()):
+        if name not in units and any(True for _ in child.parameters()):
+            setattr(module, name, nn.Identity())
+    for index in range(len(module.layers)):
+        if index not in layers:
+            module.layers[index] = nn.Identity()
 
 
 def unpack_experts(module: nn.Module, dtype: torch.dtype) -> None:
@@ -184,7 +199,10 @@ def _set_parameters(module: nn.Module, parameters: Mapping[str, Tensor], spec: M
     for name, tensor in parameters.items():
         _set_parameter(module, name, nn.Parameter(tensor, requires_grad=False))
     if "tied" in spec.facts.flags:
+        present = dict(module.named_parameters())
         for name, shared in spec.family.table.tied:
+            if name not in present or shared not in present:
+                continue  # another pipeline stage has it
             _set_parameter(module, name, module.get_parameter(shared))
 
 

@@ -62,7 +62,7 @@ def launch(settings: ServeSettings) -> int:
     folder = make_socket_folder()
     try:
         engine_settings = make_engine_settings(settings, folder, started)
-        free = available_bytes(engine_settings.device, settings.tp)
+        free = first_device(engine_settings.device, settings.tp).available_bytes()
         check_start(spec, start_load(settings, spec, free_bytes=free, plan=plan))
         check_cache_fits(engine_settings, spec)
         return _run(settings, spec, listener, engine_settings)

@@ -78,6 +78,13 @@ class PlanFlags:
     profile: Path | None = setting(
         None, "JSON record of a device that the catalogue lacks", optional_text="none"
     )
+    memory_bytes: int | None = setting(
+        None,
+        "plan as if a device had this much memory, like 64GiB",
+        kind="bytes",
+        minimum=1,
+        optional_text="its own",
+    )
     emit: str = setting("", "launch settings to show: vllm, sglang, torchrun, ray, kubernetes, all")
     rehearse: bool = setting(False, "go through every rank's load, and the names of an index")
     plan_path: Path | None = setting(None, "file to write the plan to", optional_text="none")
@@ -190,8 +197,19 @@ def _fleet(given: PlanFlags) -> Fleet:
     if given.profile is not None:
         device = read_device(given.profile.read_bytes())
         number = int(given.devices.partition("x")[0] or 1)
-        return Fleet(number, device, min(device.island, number))
-    return parse_fleet(given.devices, _host(given.devices))
+        return _limited(given, Fleet(number, device, min(device.island, number)))
+    return _limited(given, parse_fleet(given.devices, _host(given.devices)))
+
+
+def _limited(given: PlanFlags, fleet: Fleet) -> Fleet:
+    if given.memory_bytes is None:
+        return fleet
+    from msgspec.structs import replace
+
+    from firstlight.planning.hardware import Figure
+
+    memory = Figure(float(given.memory_bytes), "asked for")
+    return replace(fleet, device=replace(fleet.device, memory=memory))
 
 
 def _host(devices: str) -> Device | None:

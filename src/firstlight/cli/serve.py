@@ -13,6 +13,14 @@ import typer
 
 from firstlight.cli.options import options_from
 from firstlight.settings.serve import ServeSettings
+from firstlight.settings.settings import (
+    NOTHING_SUGGESTED,
+    Resolved,
+    Suggested,
+    resolve,
+    resolve_one,
+    settings_file,
+)
 
 SettingsFile = Annotated[
     Path | None, typer.Option("--settings", help="JSON file of settings", show_default=False)
@@ -31,11 +39,10 @@ def serve(
     MODEL is a store, a checkpoint folder or a GGUF file.
 
     Each option is also a variable (--max-sequences: FIRSTLIGHT_MAX_SEQUENCES) and a key of the
-    settings file; the flag wins over the variable, the variable over the file.
+    settings file; the flag wins over the variable, the variable over the file, the file over the
+    plan.
     """
-    from firstlight.settings.settings import resolve, settings_file
-
-    resolved = resolve(ServeSettings, flags, file=settings_file(settings))
+    resolved = resolve_serve(flags, settings)
     if show_settings:
         print("\n".join(resolved.describe()))
         return 0
@@ -48,3 +55,22 @@ def serve(
         raise EnvironmentProblem(problem)
 
     return launch(resolved.value)
+
+
+def resolve_serve(flags: Mapping[str, Any], settings: Path | None) -> Resolved[ServeSettings]:
+    """Returns the settings of a service with their origins, those of a plan among them.
+
+    Raises UsageError for a plan that `serve` cannot carry out or that a degree given contradicts.
+    """
+    file = settings_file(settings)
+    plan = resolve_one(ServeSettings, "plan", flags, file)
+    return resolve(
+        ServeSettings, flags, file=file, suggested=_of_plan(plan) if plan else NOTHING_SUGGESTED
+    )
+
+
+def _of_plan(path: Path) -> Suggested:
+    from firstlight.planning.plan_file import read_plan
+    from firstlight.planning.start import suggested_settings
+
+    return Suggested(suggested_settings(read_plan(path), str(path)), f"plan {path}")

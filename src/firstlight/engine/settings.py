@@ -9,8 +9,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     `model` is a store, a checkpoint folder or a GGUF file. `context_length` None is the model's
     own, `kv_budget_bytes` None is computed from the memory that is left; a model that reads images
     keeps `encoder_cache_bytes` of it for their features. `started` is the moment, in seconds since
-    the epoch, from which the start-up timeline counts. `parent_id` is the process without which the
-    engine ends; EngineProcess fills it in.
+    the epoch, from which the start-up timeline counts. A rank takes at most `memory_bytes` (None:
+    what is free); `plan` is the path of the plan file it started from, "" without. `parent_id` is
+    the process without which the engine ends; EngineProcess fills it in.
     """
 
     model: str
@@ -33,5 +34,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     encoder_cache_bytes: int = 0
     check_digests: bool = True
     skip_gate: bool = False
+    memory_bytes: int | None = None
+    plan: str = ""
     stall_seconds: float = 300.0
     parent_id: int = 0

@@ -143,7 +143,11 @@ def _cut_vocabulary(model: Any, facts: Facts, mesh: Mesh, group: dist.ProcessGro
     part = slice_for(vocabulary, facts, mesh.place)
     if part is None:
         return
-    model.embed = VocabularyParallelEmbedding(model.embed.weight, part.start, group)
+    # Of a pipeline stage the embedding or the head may be absent.
+    if not isinstance(model.embed, nn.Identity):
+        model.embed = VocabularyParallelEmbedding(model.embed.weight, part.start, group)
+    if isinstance(model.head, nn.Identity):
+        return
     vocab_size = facts.dims["vocab"]
 
     def leave(_module: nn.Module, _args: tuple[Any, ...], logits: Tensor) -> Tensor:

@@ -64,6 +64,8 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     weight_bytes: int
     ranks: list[PlannedRank]
     times: PlannedTimes
+    images: int = 0
+    image_tokens: int = 1024
 
     @property
     def layout(self) -> Layout:
@@ -135,6 +137,8 @@ def plan_of(answer: Answer, model: str, weight_bytes: int) -> PlanFile:
             ),
             cold_start={phase.name: phase.seconds for phase in forecast.cold_start},
         ),
+        images=question.workload.images,
+        image_tokens=question.workload.image_tokens,
     )
 
 

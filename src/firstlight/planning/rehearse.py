@@ -25,13 +25,18 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class RankLoad:
-    """What one rank loads: source tensors it reads of, bytes read, bytes allocated."""
+    """What one rank loads: source tensors it reads of, bytes read, bytes allocated.
+
+    `shapes` counts the parameters of each class of weights in the rule table: ranks that agree on
+    it hold equal shapes.
+    """
 
     rank: int
     stage: int
     num_tensors: int
     read_bytes: int
     held_bytes: int
+    shapes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ def _loads(table: WeightTable, layout: Layout) -> list[RankLoad]:
                 key = (0, *at[1:]) if table.classes[index].is_expert else (at[0], 0, 0)
                 found = cut_at(index, *key)
                 totals = [total + count * each for total, each in zip(totals, found, strict=True)]
-        loads.append(RankLoad(rank, place.pp_index, *totals))
+        loads.append(RankLoad(rank, place.pp_index, *totals, counts))
     return loads
 
 

@@ -24,6 +24,16 @@ class ServeSettings:
     """
 
     model: Path = required("a store, a checkpoint folder or a GGUF file")
+    plan: Path | None = setting(
+        None, "file of `firstlight plan`; its values stand where no other is given"
+    )
+    memory_bytes: int | None = setting(
+        None,
+        "memory one rank may take, like 64GiB",
+        kind="bytes",
+        minimum=1,
+        optional_text="what is free",
+    )
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0 takes a free one", minimum=0)
     tp: int = setting(1, "ranks that share each layer (tensor parallel)", minimum=1)

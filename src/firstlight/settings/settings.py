@@ -57,8 +57,19 @@ def required(help: str, **details: Any) -> Any:
 class Origin:
     """Where a value came from: `text` names the flag, variable or file."""
 
-    source: Literal["flag", "environment", "file", "default"]
+    source: Literal["flag", "environment", "file", "plan", "default"]
     text: str
+
+
+@dataclass(frozen=True)
+class Suggested:
+    """Values that stand where nobody set another, and what they come from."""
+
+    values: Mapping[str, Any]
+    text: str
+
+
+NOTHING_SUGGESTED = Suggested(types.MappingProxyType({}), "")
 
 
 @dataclass(frozen=True)
@@ -85,8 +96,10 @@ def resolve(
     flags: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
     file: Path | None = None,
+    suggested: Suggested = NOTHING_SUGGESTED,
 ) -> Resolved[T]:
-    """Reads every field of `cls` from flag, environment, file or default, the first that has it.
+    """Reads every field of `cls` from flag, environment, file, what is suggested or default, the
+    first that has it.
 
     `flags` maps field names to values, None meaning not given. `environment` None is the process's
     own. The file is JSON, `{field: value}`. Raises UsageError listing every unknown key and every
@@ -101,6 +114,8 @@ def resolve(
     hints = typing.get_type_hints(cls)
     for name, detail in known.items():
         raw, origin = _find(name, flags, environment, (from_file, file))
+        if origin.source == "default" and name in suggested.values:
+            raw, origin = suggested.values[name], Origin("plan", suggested.text)
         origins[name] = origin
         if origin.source == "default":
             continue
@@ -112,6 +127,19 @@ def resolve(
     if problems:
         raise UsageError("settings cannot be used: " + "; ".join(problems))
     return Resolved(cls(**values), types.MappingProxyType(origins))
+
+
+def resolve_one(
+    cls: type[Any], name: str, flags: Mapping[str, Any], file: Path | None = None
+) -> Any:
+    """Returns one field as `resolve` finds it, before the others are looked at; None when nobody
+    set it.
+
+    Raises UsageError for a value that cannot be read, BadInput for a file that cannot.
+    """
+    from_file = _read_file(file) if file is not None else {}
+    raw, _ = _find(name, flags, os.environ, (from_file, file))
+    return read_value(raw, typing.get_type_hints(cls)[name], fields_of(cls)[name])
 
 
 def resolve_flags(cls: type[T], flags: Mapping[str, Any]) -> T:
