@@ -24,7 +24,7 @@ from firstlight.kernels.reference.delta_rule import chunked_delta_rule, recurren
 
 HEADS, CHANNELS = 96, 128
 LOWER_BOUND = -5.0
-PIECE = 8  # tokens: goes token by token
+PIECE = 11  # tokens: goes token by token
 CHUNK = 16
 
 

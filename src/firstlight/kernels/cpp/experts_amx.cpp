@@ -214,10 +214,6 @@ class Strip {
   // Sums 0 and 1 take the first part of the tokens, 2 and 3 the others: a chain of products on one
   // sum would wait for each of them to end.
   static void multiply_step(const std::uint8_t* left, const std::uint8_t* right) {
-    constexpr std::int64_t kAhead = 2 * kStepBytes;
-    for (int line = 0; line < kStepBytes; line += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(right + kAhead + line), _MM_HINT_T0);
-    }
     tile_load<4>(left);
     tile_load<5>(left + kTileBytes);
     tile_load<6>(right);
