@@ -99,6 +99,9 @@ void copy_values(const at::Tensor& source, const at::Tensor& target, bool non_bl
   if (is_ours(source) && DeviceMemory::get().is_stale(source.data_ptr(), stream)) {
     timeline.note_race("a blocking copy read memory that another stream had not finished writing");
   }
+  if (is_ours(target) && DeviceMemory::get().is_awaited(target.data_ptr(), stream)) {
+    timeline.note_race("a blocking copy wrote memory that a late copy still needs");
+  }
   on_host(target).copy_(on_host(source));
   if (is_ours(target)) {
     DeviceMemory::get().wrote(target.data_ptr(), stream, number);

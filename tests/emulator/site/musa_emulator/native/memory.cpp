@@ -173,6 +173,14 @@ bool DeviceMemory::is_stale(const void* pointer, StreamKey reader) {
          !Timeline::get().ordered(block->writer, block->written, reader);
 }
 
+bool DeviceMemory::is_awaited(const void* pointer, StreamKey writer) {
+  Guard guard(Timeline::get().lock());
+  const auto* block = find(pointer);
+  return block != nullptr && block->device >= 0 &&
+         std::any_of(block->waiting.begin(), block->waiting.end(),
+                     [writer](const StreamKey& stream) { return stream != writer; });
+}
+
 void DeviceMemory::set_limit(int device, size_t bytes) {
   Guard guard(Timeline::get().lock());
   limits_[device] = bytes;

@@ -47,6 +47,8 @@ class DeviceMemory final : public c10::DeviceAllocator {
   void wrote(const void* pointer, StreamKey stream, uint64_t number);
   // Whether what `reader` would read was written by work it did not wait for.
   bool is_stale(const void* pointer, StreamKey reader);
+  // Whether a copy that `writer` did not wait for still has to read or write there.
+  bool is_awaited(const void* pointer, StreamKey writer);
 
  private:
   static void release(void* pointer);

@@ -52,7 +52,7 @@ class Invocation {
   at::Tensor twin(const at::Tensor& tensor, bool output);
   c10::IValue to_device(const c10::IValue& value);
   at::Tensor bring_back(const at::Tensor& tensor);
-  void note_reads(StreamKey stream) const;
+  void note_races(StreamKey stream) const;
   void note_writes(StreamKey stream, uint64_t number) const;
   void compute();
 
@@ -184,10 +184,15 @@ c10::IValue Invocation::to_device(const c10::IValue& value) {
   return value;
 }
 
-void Invocation::note_reads(StreamKey stream) const {
+void Invocation::note_races(StreamKey stream) const {
+  auto& memory = DeviceMemory::get();
   for (const auto& pair : pairs_) {
-    if (pair.ours.numel() != 0 && DeviceMemory::get().is_stale(pair.ours.data_ptr(), stream)) {
-      Timeline::get().note_race(schema_.name() + " used memory that another stream had not finished");
+    const void* pointer = pair.ours.numel() != 0 ? pair.ours.data_ptr() : nullptr;
+    if (memory.is_stale(pointer, stream)) {
+      Timeline::get().note_race(schema_.name() +
+                                " used memory that another stream had not finished");
+    } else if (pair.output && memory.is_awaited(pointer, stream)) {
+      Timeline::get().note_race(schema_.name() + " wrote memory that a late copy still needs");
     }
   }
 }
@@ -253,7 +258,7 @@ void Invocation::run() {
     auto& value = torch::jit::peek(*stack_, i, num_arguments);
     value = to_host(value, schema_.arguments()[i]);
   }
-  note_reads(stream);
+  note_races(stream);
   compute();
   for (auto& pair : pairs_) {
     if (pair.replaced && pair.host.numel() != 0) {
