@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from firstlight.checkpoint.executor import Job, Patience, run_jobs
+from firstlight.checkpoint.executor import Growth, Job, Patience, run_jobs
 from firstlight.checkpoint.positioned_io import InputFile
 from firstlight.checkpoint.progress import silent
 from firstlight.errors import DigestMismatch, EnvironmentProblem
@@ -19,8 +19,10 @@ def job(run, number=0, num_bytes=10):
     return Job(f"unit-{number}", Path("weights.bin"), number * num_bytes, num_bytes, run)
 
 
-def run(jobs, *, threads=2, patience=QUICK, progress=silent):
-    return run_jobs(jobs, threads=threads, phase="load", progress=progress, patience=patience)
+def run(jobs, *, threads=2, patience=QUICK, progress=silent, **more):
+    return run_jobs(
+        jobs, threads=threads, phase="load", progress=progress, patience=patience, **more
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -39,7 +41,7 @@ def test_every_job_runs_once(threads):
 
 
 def test_nothing_to_do_ends_at_once():
-    assert run([]) == {}
+    assert run([]).seconds == {}
 
 
 def test_the_error_of_a_job_reaches_the_caller_and_stops_the_rest():
@@ -65,9 +67,12 @@ def test_a_read_that_never_returns_is_named_with_file_and_offset(tmp_path, caplo
     file = InputFile(path, read_call=hang)
     stuck = Job("layer-007", path, 64, 36, lambda worker: file.read_into(worker.staging(36), 64))
     with caplog.at_level(logging.WARNING), pytest.raises(EnvironmentProblem) as caught:
-        run([stuck])
+        run([stuck], who="rank 3")
     release.set()
     assert f"{path} at byte 64 (36 B, layer-007)" in str(caught.value)
+    assert str(caught.value).startswith("rank 3: no byte arrived") and "storage" in str(
+        caught.value
+    )
     assert "no byte arrived" in caplog.text
 
 
@@ -80,4 +85,36 @@ def test_a_load_slower_than_the_patience_is_let_finish():
         progress=lambda phase, done, total, unit: seen.append((done, total)),
     )
     assert seen[-1] == (80, 80)
-    assert spent == {}
+    assert spent.seconds == {} and spent.threads == 1
+
+
+def threads_in_the_end(rate_of, most=16):
+    """Lets a load run for a minute at the rate that so many threads reach."""
+    growth, threads, done = Growth(most), 2, 0.0
+    for tick in range(600):
+        threads += growth.wants_more(threads, int(done), tick / 10)
+        done += rate_of(threads) / 10
+    return threads
+
+
+def test_threads_are_added_while_bytes_arrive_faster():
+    assert threads_in_the_end(lambda threads: 1e8 * threads) == 16
+    assert threads_in_the_end(lambda threads: 1e8 * min(threads, 6)) in (6, 7)
+    assert threads_in_the_end(lambda threads: 1e9) == 3
+    assert threads_in_the_end(lambda threads: 0.0) == 2
+    assert threads_in_the_end(lambda threads: 1e8 * threads, most=0) == 2
+
+
+def test_more_threads_run_every_job_once():
+    ran, lock = [], threading.Lock()
+
+    def note(number):
+        def body(worker):
+            time.sleep(0.05)
+            with lock:
+                ran.append(number)
+
+        return body
+
+    run([job(note(n), n) for n in range(40)], threads=1, most_threads=4)
+    assert sorted(ran) == list(range(40))

@@ -1,11 +1,15 @@
 """Files are written whole or refused with numbers: full disks are real ones."""
 
 import os
+import random
 import subprocess
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from firstlight.checkpoint.executor import Worker
 from firstlight.checkpoint.positioned_io import InputFile, OutputFile, write_whole
 from firstlight.errors import EnvironmentProblem, TensorError
 
@@ -76,3 +80,31 @@ def test_a_small_file_appears_whole_or_not_at_all(tmp_path):
     write_whole(tmp_path / "f", b"two")
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
     assert (tmp_path / "f").read_bytes() == b"two"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.integers(1, 20_000), start=st.integers(0, 19_999), length=st.integers(0, 20_000),
+    direct=st.booleans(),
+)  # fmt: skip
+def test_staged_reads_give_the_same_bytes_direct_or_not(
+    tmp_path_factory, size, start, length, direct
+):
+    path = tmp_path_factory.mktemp("direct") / "f"
+    data = random.Random(size).randbytes(size)
+    path.write_bytes(data)
+    file, worker = InputFile(path, direct=direct), Worker()
+    start = min(start, size)
+    wanted = data[start : start + length]
+    assert bytes(file.read_staged(worker.pages, start, len(wanted))) == wanted
+    with pytest.raises(TensorError, match="the file ends at byte"):
+        file.read_staged(worker.pages, start, size - start + 1)
+    file.close()
+
+
+def test_the_page_cache_is_asked_without_reading(tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(bytes(100_000))
+    file = InputFile(path)
+    file.read(0, 100_000)
+    assert file.is_cached(50_000)

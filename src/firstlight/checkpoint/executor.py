@@ -1,9 +1,11 @@
 """Owns the threads that read weights and the watch over their progress; knows nothing of tensors.
 
 There is no limit on total time: a slow load is never killed. What is watched is lack of progress.
+More threads are started while that makes bytes arrive faster: so deep a queue, no deeper.
 """
 
 import logging
+import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +17,8 @@ from firstlight.errors import EnvironmentProblem
 from firstlight.units import format_bytes, format_count, format_seconds
 
 _POLL_SECONDS = 0.1
+_TUNE_SECONDS = 0.4
+_WORTHWHILE = 1.1  # a thread more must bring so much, or none is added again
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -31,6 +35,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._pages: mmap.mmap | bytearray = bytearray()
         self.seconds: dict[str, float] = {}
 
     def staging(self, num_bytes: int) -> memoryview:
@@ -38,6 +43,12 @@ class Worker:
         if len(self._buffer) < num_bytes:
             self._buffer = bytearray(num_bytes)
         return memoryview(self._buffer)[:num_bytes]
+
+    def pages(self, num_bytes: int) -> memoryview:
+        """Returns `num_bytes` of memory that begin at a page, valid until the next call."""
+        if len(self._pages) < num_bytes:
+            self._pages = mmap.mmap(-1, num_bytes)  # of no file: memory at a page boundary
+        return memoryview(self._pages)[:num_bytes]
 
     def spend(self, activity: str, started: float) -> float:
         """Counts the time since `started` for an activity and returns the time now."""
@@ -57,6 +68,14 @@ class Job:
     run: Callable[[Worker], None]
 
 
+@dataclass(frozen=True)
+class RunReport:
+    """The seconds of all threads by activity, and how many threads there were in the end."""
+
+    seconds: dict[str, float]
+    threads: int
+
+
 @dataclass
 class _Shared:
     """State of one run, changed under `changed` only."""
@@ -68,6 +87,42 @@ class _Shared:
     running: dict[int, Job] = field(default_factory=dict)
     error: BaseException | None = None
     alive: int = 0
+    workers: list[Worker] = field(default_factory=list)
+
+    def start_worker(self) -> None:
+        """Starts one more thread on the jobs."""
+        with self.changed:
+            worker, number = Worker(), len(self.workers)
+            self.workers.append(worker)
+            self.alive += 1
+        # Daemons: a thread stuck in a read of a dead device must not keep the process alive.
+        threading.Thread(
+            target=_work, args=(self, number, worker), name=f"load-{number}", daemon=True
+        ).start()
+
+
+class Growth:
+    """Decides, from the rate of the last interval, whether one more thread is worth a try."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._best, self._failed = most, 0.0, 0
+        self._since: float | None = None
+        self._bytes = 0
+
+    def wants_more(self, threads: int, done: int, now: float) -> bool:
+        """Says whether to start one more thread, given the bytes done by `now` (seconds)."""
+        if self._since is None:
+            self._since = now
+        elapsed = now - self._since
+        if threads >= self._most or self._failed > 1 or elapsed < _TUNE_SECONDS:
+            return False
+        rate = (done - self._bytes) / elapsed
+        self._since, self._bytes = now, done
+        if rate <= self._best * _WORTHWHILE:
+            self._failed += 1
+            return False
+        self._best, self._failed = rate, 0
+        return True
 
 
 def run_jobs(
@@ -77,27 +132,25 @@ def run_jobs(
     phase: str,
     progress: Progress,
     patience: Patience,
-) -> dict[str, float]:
-    """Runs every job once, in order of start, and returns the seconds by activity of all threads.
+    most_threads: int = 0,
+    who: str = "",
+) -> RunReport:
+    """Runs every job once, in order of start. Up to `most_threads` are tried where more than
+    `threads` help.
 
-    Raises the first error of a job, or EnvironmentProblem naming file and offset when no job ended
-    for `patience.stall_seconds`.
+    Raises the first error of a job, or EnvironmentProblem naming `who`, file and offset when no job
+    ended for `patience.stall_seconds`.
     """
-    total = sum(job.num_bytes for job in jobs)
     shared = _Shared(iter(jobs))
-    workers = [Worker() for _ in range(max(1, min(threads, len(jobs))))]
-    shared.alive = len(workers)
-    for number, worker in enumerate(workers):
-        # Daemons: a thread stuck in a read of a dead device must not keep the process alive.
-        threading.Thread(
-            target=_work, args=(shared, number, worker), name=f"load-{number}", daemon=True
-        ).start()
-    _watch(shared, total, phase, progress, patience)
+    for _ in range(max(1, min(threads, len(jobs)))):
+        shared.start_worker()
+    watch = _Watch(sum(job.num_bytes for job in jobs), phase, progress, patience, who)
+    watch.until_done(shared, Growth(min(most_threads, len(jobs))))
     seconds: dict[str, float] = {}
-    for worker in workers:
+    for worker in shared.workers:
         for activity, spent in worker.seconds.items():
             seconds[activity] = seconds.get(activity, 0.0) + spent
-    return seconds
+    return RunReport(seconds, len(shared.workers))
 
 
 def _work(shared: _Shared, number: int, worker: Worker) -> None:
@@ -125,36 +178,58 @@ def _take(shared: _Shared, number: int) -> Job | None:
         return job
 
 
-def _watch(shared: _Shared, total: int, phase: str, progress: Progress, patience: Patience) -> None:
-    last_bytes, last_change, alerted = -1, perf_counter(), False
-    while True:
-        with shared.changed:
-            if shared.alive:
-                shared.changed.wait(_POLL_SECONDS)
-            done, unit, alive = shared.done_bytes, shared.unit, shared.alive
-            running = sorted(shared.running.values(), key=lambda job: (str(job.file), job.offset))
-            error = shared.error
-        if error is not None and not alive:
-            raise error
-        now = perf_counter()
-        if done != last_bytes:
-            last_bytes, last_change, alerted = done, now, False
-            progress(phase, done, total, unit)
-        if not alive:
-            return
-        idle = now - last_change
-        if idle >= patience.stall_seconds:
+@dataclass(frozen=True)
+class _Watch:
+    """Reports progress, and gives up when there is none."""
+
+    total: int
+    phase: str
+    progress: Progress
+    patience: Patience
+    who: str
+
+    def until_done(self, shared: _Shared, growth: Growth) -> None:
+        """Returns when all threads have ended; raises what a job raised, or a standstill."""
+        last_bytes, last_change, alerted = -1, perf_counter(), False
+        while True:
             with shared.changed:
-                shared.error = shared.error or EnvironmentProblem(_stalled(running, idle))
+                if shared.alive:
+                    shared.changed.wait(_POLL_SECONDS)
+                done, unit, alive = shared.done_bytes, shared.unit, shared.alive
+                error = shared.error
+            if error is not None and not alive:
+                raise error
+            if done != last_bytes:
+                last_bytes, last_change, alerted = done, perf_counter(), False
+                self.progress(self.phase, done, self.total, unit)
+            if not alive:
+                return
+            if error is None and growth.wants_more(alive, done, perf_counter()):
+                shared.start_worker()
+            alerted = self._judge(shared, perf_counter() - last_change, alerted)
+
+    def _judge(self, shared: _Shared, idle: float, alerted: bool) -> bool:
+        """Warns once of a standstill and raises when it lasts; returns whether it has warned."""
+        if idle < self.patience.alert_seconds:
+            return alerted
+        with shared.changed:
+            running = sorted(shared.running.values(), key=lambda job: (str(job.file), job.offset))
+            text = _stalled(running, idle, self.who)
+            if idle >= self.patience.stall_seconds:
+                shared.error = shared.error or EnvironmentProblem(text)
                 raise shared.error
-        if idle >= patience.alert_seconds and not alerted:
-            alerted = True
-            _LOGGER.warning("%s", _stalled(running, idle))
+        if not alerted:
+            _LOGGER.warning("%s", text)
+        return True
 
 
-def _stalled(running: Sequence[Job], idle: float) -> str:
+def _stalled(running: Sequence[Job], idle: float, who: str) -> str:
     reads = "; ".join(
         f"{job.file} at byte {format_count(job.offset)} ({format_bytes(job.num_bytes)}, {job.unit})"
         for job in running
     )
-    return f"no byte arrived for {format_seconds(idle)}; waiting for {reads}. Check that storage"
+    prefix = f"{who}: " if who else ""
+    return (
+        f"{prefix}no byte arrived for {format_seconds(idle)}; waiting for {reads}. "
+        "Check that the storage answers"
+    )

@@ -58,8 +58,7 @@ def _fill_staged(
 ) -> None:
     block, whole = read.unit.blocks[read.key.block], stride(read.unit.blocks[read.key.block])
     started = perf_counter()
-    staged = worker.staging(read.granules * whole)[: read.num_bytes]
-    file.read_into(staged, read.offset)
+    staged = file.read_staged(worker.pages, read.offset, read.num_bytes)
     started = worker.spend("read", started)
     if entries is not None:
         for number in range(read.granules):
@@ -126,7 +125,7 @@ def _fill_by_part(
         direct = buffer is not None
         if buffer is None:
             buffer = worker.staging(place.num_bytes)
-        file.read_into(buffer, read.offset + at)
+        _read_large(file, buffer, read.offset + at, worker)
         padding = file.read(read.offset + at + place.num_bytes, end - at - place.num_bytes)
         started = worker.spend("read", started)
         if entries is not None:
@@ -143,6 +142,16 @@ def _fill_by_part(
         hasher.update(position_bytes(read.unit.name, read.key))
         found = hasher.digest(DIGEST_BYTES)
         _compare(found, entries, read.entry, file=file, unit=read.unit, key=read.key)
+
+
+def _read_large(file: InputFile, buffer: memoryview, offset: int, worker: Worker) -> None:
+    """Fills a buffer, by way of aligned memory where the page cache is passed by."""
+    if not file.direct:
+        file.read_into(buffer, offset)
+        return
+    for start in range(0, len(buffer), LARGEST_READ):
+        count = min(LARGEST_READ, len(buffer) - start)
+        buffer[start : start + count] = file.read_staged(worker.pages, offset + start, count)
 
 
 def _own_bytes(

@@ -14,11 +14,11 @@ import torch
 from blake3 import blake3
 
 from firstlight.checkpoint.digests import rank_digest
-from firstlight.checkpoint.executor import Job, Patience, Worker, run_jobs
+from firstlight.checkpoint.executor import Job, Patience, RunReport, Worker, run_jobs
 from firstlight.checkpoint.fill_granules import granule_job
 from firstlight.checkpoint.fill_tensors import tensor_job, zero_what_is_not_read
 from firstlight.checkpoint.findings import refuse_errors
-from firstlight.checkpoint.granule_plan import plan_granule_reads
+from firstlight.checkpoint.granule_plan import GranuleRead, plan_granule_reads
 from firstlight.checkpoint.names import WeightSpec, prove_tied, require_match
 from firstlight.checkpoint.positioned_io import InputFile
 from firstlight.checkpoint.progress import Progress, silent
@@ -40,19 +40,26 @@ from firstlight.sharding.slices import check_layout
 _MEMORY = Path("memory")
 
 Parameters = Mapping[str, torch.Tensor]
-Runner = Callable[..., dict[str, float]]
+Runner = Callable[..., RunReport]
+_MOST_TIMES = 4
+# Below this much, or where most of a sample is in the page cache, reads go through it.
+_DIRECT_FROM = 256 * 2**20
+_SAMPLE = 32
 
 
 @dataclass(frozen=True)
 class LoadReport:
     """What a load did. `seconds_by_phase` adds up to its wall time; `thread_seconds` is what the
     reading threads spent by activity, summed over them. `digest` is the rank's, empty if unchecked.
+    `threads` read in the end; `direct`: they passed by the page cache.
     """
 
     bytes_read: int
     seconds_by_phase: Mapping[str, float]
     thread_seconds: Mapping[str, float]
     digest: str
+    threads: int = 0
+    direct: bool = False
 
 
 def load_into(
@@ -65,10 +72,14 @@ def load_into(
     threads: int = 2,
     check: bool = True,
     patience: Patience | None = None,
+    direct: bool | None = None,
 ) -> LoadReport:
     """Fills `parameters` (our names, `local_shape` of each, experts stacked) with a rank's weights.
 
     Any float dtype will do where the rule names none; a rule's own dtype must be kept.
+
+    `threads` are read with at first, up to four times as many where that is faster. `direct` passes
+    by the page cache; None decides by what is in it.
 
     `check` has stored digests compared while loading, tied tensors proven equal, and the rank's
     digest computed. Raises TensorError for names and shapes that do not fit, DigestMismatch for
@@ -78,10 +89,15 @@ def load_into(
     check_layout(spec.facts, place.layout)
     check_parameters(parameters, spec, place)
     run = partial(
-        run_jobs, threads=threads, progress=progress or silent, patience=patience or Patience()
+        run_jobs,
+        threads=threads,
+        most_threads=_MOST_TIMES * threads,
+        progress=progress or silent,
+        patience=patience or Patience(),
+        who=f"rank {place.rank}" if place.layout.world_size > 1 else "",
     )
     fill = _fill_from_store if isinstance(source, Store) else _fill_from_checkpoint
-    return fill(parameters, source, spec, place, _Work(clock, run, check))  # type: ignore[arg-type]
+    return fill(parameters, source, spec, place, _Work(clock, run, check, direct))  # type: ignore[arg-type]
 
 
 class _Clock:
@@ -103,6 +119,7 @@ class _Work(NamedTuple):
     clock: _Clock
     run: Runner
     check: bool
+    direct: bool | None
 
 
 def _fill_from_checkpoint(
@@ -116,13 +133,14 @@ def _fill_from_checkpoint(
         refuse_errors(prove_tied(source, report), str(source.path))
         work.clock.lap("tied")
     zero_what_is_not_read(parameters, targets)
-    spent = work.run([tensor_job(parameters, source, read) for read in reads], phase="load")
+    ran = work.run([tensor_job(parameters, source, read) for read in reads], phase="load")
     work.clock.lap("load")
     digest = ""
     if work.check:
         digest = _digest_parameters(parameters, targets, work.run)
         work.clock.lap("digest")
-    return LoadReport(sum(r.num_bytes for r in reads), work.clock.seconds, spent, digest)
+    num_bytes = sum(read.num_bytes for read in reads)
+    return LoadReport(num_bytes, work.clock.seconds, ran.seconds, digest, ran.threads)
 
 
 def _fill_from_store(
@@ -136,9 +154,11 @@ def _fill_from_store(
     entries = {name: source.entries(name) for name in names} if work.check else {}
     zero_what_is_not_read(parameters, targets)
     work.clock.lap("plan")
-    files = {name: InputFile(source.bin_path(name)) for name in names}
+    direct = _passes_cache(source, reads) if work.direct is None else work.direct
+    files = {name: InputFile(source.bin_path(name), direct=direct) for name in names}
+    direct = any(file.direct for file in files.values())
     jobs = [granule_job(parameters, files[r.unit.name], r, entries.get(r.unit.name)) for r in reads]
-    spent = work.run(jobs, phase="load")
+    ran = work.run(jobs, phase="load")
     for file in files.values():
         file.close()
     work.clock.lap("load")
@@ -147,7 +167,21 @@ def _fill_from_store(
         digest = rank_digest(
             entries[r.unit.name]["digest"][r.entry : r.entry + r.granules].tobytes() for r in reads
         )
-    return LoadReport(sum(r.num_bytes for r in reads), work.clock.seconds, spent, digest)
+    num_bytes = sum(read.num_bytes for read in reads)
+    return LoadReport(num_bytes, work.clock.seconds, ran.seconds, digest, ran.threads, direct)
+
+
+def _passes_cache(source: Store, reads: Sequence[GranuleRead]) -> bool:
+    """Says whether to pass by the page cache: for much that is not in it."""
+    if sum(read.num_bytes for read in reads) < _DIRECT_FROM:
+        return False
+    sample = reads[:: max(1, len(reads) // _SAMPLE)]
+    cached = 0
+    for read in sample:
+        file = InputFile(source.bin_path(read.unit.name))
+        cached += file.is_cached(read.offset + read.num_bytes // 2)
+        file.close()
+    return cached * 2 < len(sample)
 
 
 def _sources(block: BlockRecord) -> Iterator[str]:

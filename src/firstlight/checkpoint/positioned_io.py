@@ -13,18 +13,66 @@ from firstlight.errors import EnvironmentProblem, TensorError
 from firstlight.units import format_bytes, format_count
 
 LARGEST_CALL = 16 * 2**20
+DIRECT_ALIGNMENT = 4096
 
+Staging = Callable[[int], memoryview]
 ReadCall = Callable[[int, "list[memoryview]", int], int]
 
 
 class InputFile:
-    """One file open for reads at offsets, shared by threads; `read_call` is the call used."""
+    """One file open for reads at offsets, shared by threads; `read_call` is the call used.
 
-    def __init__(self, path: Path, read_call: ReadCall | None = None) -> None:
+    `direct` has `read_staged` pass by the page cache, where the file system allows it.
+    """
+
+    def __init__(
+        self, path: Path, read_call: ReadCall | None = None, *, direct: bool = False
+    ) -> None:
         self.path = path
         self._read_call: ReadCall = read_call or os.preadv
         with explained(path, 0, "open"):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._direct = _open_direct(path) if direct else -1
+
+    @property
+    def direct(self) -> bool:
+        """Says whether `read_staged` passes by the page cache."""
+        return self._direct >= 0
+
+    def is_cached(self, offset: int) -> bool:
+        """Says whether the page at an offset is in memory; True where the system cannot tell."""
+        try:
+            os.preadv(self._descriptor, [bytearray(1)], offset, getattr(os, "RWF_NOWAIT", 0))
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def read_staged(self, pages: Staging, offset: int, num_bytes: int) -> memoryview:
+        """Returns the bytes from `offset` on in memory of `pages(n)`, which begins at a page."""
+        if self._direct < 0:
+            buffer = pages(num_bytes)
+            self.read_into(buffer, offset)
+            return buffer
+        base = offset // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
+        shift = offset - base
+        wanted = shift + num_bytes
+        whole = pages(-(-wanted // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT)
+        done = 0
+        while done < wanted:
+            with explained(self.path, base + done, "read"):
+                got = os.preadv(self._direct, [whole[done : done + LARGEST_CALL]], base + done)
+            done += got
+            if done < wanted and (got == 0 or done % DIRECT_ALIGNMENT):
+                raise self._ended(base + done, wanted - done)
+        return whole[shift:wanted]
+
+    def _ended(self, at: int, missing: int) -> TensorError:
+        return TensorError(
+            f"{self.path}: the file ends at byte {format_count(at)}, {format_count(missing)} bytes "
+            "before the data does; copy it again"
+        )
 
     def size(self) -> int:
         """Returns the size of the file in bytes."""
@@ -41,10 +89,7 @@ class InputFile:
             with explained(self.path, offset + done, "read"):
                 got = self._read_call(self._descriptor, [view], offset + done)
             if got == 0:
-                raise TensorError(
-                    f"{self.path}: the file ends at byte {format_count(offset + done)}, "
-                    f"{format_count(wanted - done)} bytes before the data does; copy it again"
-                )
+                raise self._ended(offset + done, wanted - done)
             done += got
 
     def read(self, offset: int, num_bytes: int) -> bytearray:
@@ -56,6 +101,16 @@ class InputFile:
     def close(self) -> None:
         """Closes the file; reading afterwards is a programming error."""
         os.close(self._descriptor)
+        if self._direct >= 0:
+            os.close(self._direct)
+
+
+def _open_direct(path: Path) -> int:
+    """Returns a descriptor that passes by the page cache, -1 where the file system has none."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0))
+    except OSError:
+        return -1
 
 
 class OutputFile:
