@@ -18,7 +18,7 @@ from firstlight.units import format_bytes, format_count, format_seconds
 
 _POLL_SECONDS = 0.1
 _TUNE_SECONDS = 0.4
-_WORTHWHILE = 1.1  # a thread more must bring so much, or none is added again
+_WORTHWHILE = 0.5  # the share of its part that a thread more must bring, or no other follows
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -118,7 +118,7 @@ class Growth:
             return False
         rate = (done - self._bytes) / elapsed
         self._since, self._bytes = now, done
-        if rate <= self._best * _WORTHWHILE:
+        if rate <= self._best * (1 + _WORTHWHILE / threads):
             self._failed += 1
             return False
         self._best, self._failed = rate, 0
