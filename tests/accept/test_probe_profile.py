@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from firstlight.accept.probe_profile import Wanted, by_name, profile_of, suggestions, write_profile
+from firstlight.accept.probe_report import curve_section
 from firstlight.models.spec import read_model_spec
 from firstlight.planning.hardware import find_device, read_device
 
@@ -21,6 +22,7 @@ CURVES = {
     "storage": {"write": 1e9, "read": 2e9},
     "collective_seconds": {"4096": 1e-4, "16777216": 2**24 / 1e9},
     "took_seconds": 1.0,
+    "spread": 0.02,
 }
 
 
@@ -32,6 +34,12 @@ def test_a_profile_is_what_the_planner_reads(tmp_path):
     assert device.bf16_rate.value == 6e10 and "float32" in device.bf16_rate.source
     assert device.memory_bandwidth.value == 1e10
     assert device.link_bandwidth.value == pytest.approx(1e9)
+
+
+@pytest.mark.parametrize(("spread", "status"), [(0.02, "ok"), (0.4, "warn")])
+def test_measuring_beside_other_work_is_said(spread, status):
+    section = curve_section(CURVES | {"spread": spread})
+    assert [check.status for check in section.checks] == [status] and len(section.rows) == 9
 
 
 def test_a_card_keeps_published_figures_where_nothing_was_measured():

@@ -9,6 +9,7 @@ from firstlight.platforms.compatibility import (
     find_row,
     known_bad,
     possibly_bad,
+    published_together,
     quirks_on,
     read_compatibility,
 )
@@ -56,6 +57,12 @@ def test_versions_that_belong_together_are_verified():
 def test_what_contradicts_and_what_nobody_said_are_told_apart(changes, arch, wrong, unknown):
     match = find_row(MUSA, GOOD | changes, arch)
     assert (match.wrong, match.unknown) == (wrong, unknown) and not match.verified
+
+
+def test_a_plug_in_may_carry_another_patch_number_than_its_torch():
+    assert published_together(MUSA, "2.7.0", "2.7.1")
+    assert not published_together(MUSA, "2.7.1", "2.7.0")
+    assert not published_together(MUSA, "2.5.0", "2.7.1")
 
 
 def test_a_quirk_holds_within_its_versions_only():

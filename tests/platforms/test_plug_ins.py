@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from firstlight.errors import EnvironmentProblem, UsageError
+from firstlight.platforms import cuda, find, musa
 from firstlight.platforms.find import broken_plug_ins, find_platform, named, platforms
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "firstlight-npu"
@@ -56,3 +57,14 @@ def test_an_object_that_is_no_platform_is_named_as_such(tmp_path, monkeypatch):
     assert broken_plug_ins() == {"odd": "os:sep is no Platform named odd"}
     with pytest.raises(UsageError, match="there is no platform 'abacus'"):
         named("abacus")
+
+
+def test_the_guide_names_every_capability_and_stays_short():
+    guide = (EXAMPLE.parents[1] / "docs" / "guides" / "platform-plugins.md").read_text()
+    code = "".join(Path(module.__file__).read_text() for module in (cuda, musa, find))
+    code += (EXAMPLE / "src" / "firstlight_npu" / "platform.py").read_text()
+    words = {word for part in re.findall(r"(?:has \|?= |undecided|add\()[^)\n]*", code)
+             for word in re.findall(r'"([a-z0-9_]+)"', part)}  # fmt: skip
+    assert len(words) > 12
+    assert {word for word in words if f"`{word}`" not in guide} == set()
+    assert len(guide.splitlines()) < 150

@@ -23,6 +23,7 @@ _TITLES = {
     11: "several machines",
 }  # fmt: skip
 _BUILD = "python -m firstlight.kernels.build"
+QUIET_SPREAD = 0.1
 _UNTOLD = "run `firstlight probe MODEL` on the machine itself, with torch and the model's config"
 _NO_FAST = "none needed: references run here; nobody has written faster kernels for this device"
 _ORDER = ("wrong", "missing", "reference", "fast")
@@ -225,4 +226,13 @@ def curve_section(curves: Mapping[str, Any]) -> Section:
     ]
     took = f"medians; measured in {curves['took_seconds']:.0f} s"
     columns = ("what", "size", "rate")
-    return Section("measured", lines=(took,), columns=columns, rows=tuple(rows))
+    checks = (_quiet(float(curves["spread"])),)
+    return Section("measured", lines=(took,), columns=columns, rows=tuple(rows), checks=checks)
+
+
+def _quiet(spread: float) -> Check:
+    """A profile made beside other work says what was left over, not what the machine can do."""
+    detail = f"the middle half of a point's runs lies within {spread:.0%}"
+    if spread <= QUIET_SPREAD:
+        return Check("quiet machine", "ok", detail)
+    return Check("quiet machine", "warn", detail, "end other work and measure again")

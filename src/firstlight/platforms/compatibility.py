@@ -166,6 +166,14 @@ def _listed(known: list[str], found: str | None) -> bool | None:
     return any(plain == one or fnmatchcase(plain, one) for one in known)
 
 
+def published_together(known: Compatibility, plugin: str, torch: str) -> bool:
+    """Says whether a row names this plug-in with this torch."""
+    return any(
+        _listed(row.plugin, plugin) is True and _listed(row.torch, torch) is True
+        for row in known.rows
+    )
+
+
 def known_bad(known: Compatibility, facts: Versions) -> tuple[BadCombination, ...]:
     """Returns every combination known to fail all of whose facts were found."""
     return tuple(bad for bad in _not_refuted(known, facts) if all(map(facts.get, bad.when)))

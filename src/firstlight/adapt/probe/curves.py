@@ -9,8 +9,9 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -25,63 +26,91 @@ SIDES = (256, 512, 1024, 2048)
 BYTES = (2**20, 2**24, 2**28)
 DTYPES = ("float32", "bfloat16")
 STORAGE_BYTES = 2**28
-_RUNS = 7
-# A device curve stops growing a size when one call took this long.
+# A point is measured at least so often, and as long as this allows, up to so often.
+_LEAST_RUNS, _MOST_RUNS, _SECONDS = 7, 51, 0.7
+# A curve stops growing when one call took this long.
 _LONG_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A device to be measured. `spreads` gathers, for each point, how far the middle half of its
+    runs lies apart, relative to the median: more than a few percent says that others were at work.
+    """
+
+    device: str
+    spec: DeviceSpec
+    platform: DeviceRuntime
+    spreads: list[float] = field(default_factory=list)
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Returns the median time of some runs; the first two, which set things up, don't count."""
+        self._once(work)
+        times: list[float] = [max(self._once(work), 1e-9)]
+        began = time.perf_counter()
+        while len(times) <= _LEAST_RUNS or (
+            len(times) <= _MOST_RUNS and time.perf_counter() - began < _SECONDS
+        ):
+            times.append(max(self._once(work), 1e-9))
+            if sum(times) > 4 * _LONG_SECONDS:
+                break
+        low, middle, high = quantiles(times[1:], n=4) if len(times) > 2 else times[-1:] * 3
+        self.spreads.append((high - low) / middle)
+        return middle
+
+    def _once(self, work: Callable[[], object]) -> float:
+        return seconds_of(work, self.spec, self.platform)
 
 
 def answer(words: Sequence[str]) -> dict[str, Any]:
     """Measures everything: `curves PLATFORM THREADS FOLDER`. Bytes or FLOP a second."""
     platform = find_platform(words[0])
-    device = platform.bind(0, int(words[1]))
-    spec = platform.spec(0)
-    began = time.perf_counter()
+    bench = Bench(platform.bind(0, int(words[1])), platform.spec(0), platform)
+    spec, began = bench.spec, time.perf_counter()
     found: dict[str, Any] = {
         "device": spec.name,
         "cores": spec.cores,
         "count": platform.count(),
         "memory_bytes": spec.memory.available_bytes,
-        "products": {d: products(d, device, spec, platform) for d in DTYPES if spec.can(d)},
-        "memory": copies(device, spec, platform),
-        "host": {} if spec.can("host_memory") else uploads(device, spec, platform),
+        "products": {d: products(d, bench) for d in DTYPES if spec.can(d)},
+        "memory": copies(bench),
+        "host": {} if spec.can("host_memory") else uploads(bench),
         "storage": storage(" ".join(words[2:])),
     }
     found["collective_seconds"] = two_ranks.answer((words[0], "curve"))["seconds"]
-    return found | {"took_seconds": time.perf_counter() - began}
+    spread = median(bench.spreads)
+    return found | {"spread": spread, "took_seconds": time.perf_counter() - began}
 
 
-def products(
-    dtype: str, device: str, spec: DeviceSpec, platform: DeviceRuntime
-) -> dict[str, float]:
+def products(dtype: str, bench: Bench) -> dict[str, float]:
     """FLOP a second of square products, by side."""
     found: dict[str, float] = {}
     for side in SIDES:
-        a, b = (torch.randn(side, side).to(device, getattr(torch, dtype)) for _ in range(2))
-        seconds = _median(partial(torch.mm, a, b), spec, platform)
+        a, b = (torch.randn(side, side).to(bench.device, getattr(torch, dtype)) for _ in range(2))
+        seconds = bench.seconds(partial(torch.mm, a, b))
         found[str(side)] = 2 * side**3 / seconds
         if seconds > _LONG_SECONDS:
             break
     return found
 
 
-def copies(device: str, spec: DeviceSpec, platform: DeviceRuntime) -> dict[str, float]:
+def copies(bench: Bench) -> dict[str, float]:
     """Bytes read and written a second when memory is copied on the device, by bytes copied."""
     found: dict[str, float] = {}
     for size in BYTES:
-        source = torch.ones(size // 4, dtype=torch.float32, device=device)
+        source = torch.ones(size // 4, dtype=torch.float32, device=bench.device)
         target = torch.empty_like(source)
-        seconds = _median(partial(target.copy_, source), spec, platform)
-        found[str(size)] = 2 * size / seconds
+        found[str(size)] = 2 * size / bench.seconds(partial(target.copy_, source))
     return found
 
 
-def uploads(device: str, spec: DeviceSpec, platform: DeviceRuntime) -> dict[str, float]:
+def uploads(bench: Bench) -> dict[str, float]:
     """Bytes a second from the host's memory, pinned where it can be, by bytes."""
     found: dict[str, float] = {}
     for size in BYTES:
-        source = pinned(torch.ones(size // 4, dtype=torch.float32), spec)
-        seconds = _median(partial(copy_to, source, device, spec), spec, platform)
-        found[str(size)] = size / seconds
+        source = pinned(torch.ones(size // 4, dtype=torch.float32), bench.spec)
+        work = partial(copy_to, source, bench.device, bench.spec)
+        found[str(size)] = size / bench.seconds(work)
     return found
 
 
@@ -106,11 +135,3 @@ def storage(folder: str) -> dict[str, float]:
                 os.pread(file.fileno(), len(block), offset)
             reads.append(time.perf_counter() - began)
     return {"write": STORAGE_BYTES / wrote, "read": STORAGE_BYTES / median(reads)}
-
-
-def _median(work: Callable[[], object], spec: DeviceSpec, platform: DeviceRuntime) -> float:
-    """The first run, which also sets things up, does not count."""
-    first = seconds_of(work, spec, platform)
-    second = seconds_of(work, spec, platform)
-    runs = 3 if max(first, second) > _LONG_SECONDS else _RUNS
-    return max(1e-9, median(seconds_of(work, spec, platform) for _ in range(runs)))

@@ -9,7 +9,13 @@ from collections.abc import Iterator
 
 from firstlight.adapt.probe.facts import Facts
 from firstlight.adapt.probe.findings import Finding, Looking
-from firstlight.platforms.compatibility import find_row, known_bad, quirks_on
+from firstlight.platforms.compatibility import (
+    Row,
+    find_row,
+    known_bad,
+    published_together,
+    quirks_on,
+)
 from firstlight.platforms.machine import FactUnknown
 from firstlight.platforms.versions import TORCH, at_least, release
 
@@ -50,8 +56,10 @@ def _plugin(facts: Facts, look: Looking, install: str) -> Iterator[Finding]:
     plugin = str(told["plugin"] or "")
     if not plugin:
         raise FactUnknown(f"{stack.plugin} loads, but tells no version")
-    # The plug-in's release is that of the torch it was built for, post-releases apart.
-    if release(plugin)[:3] != release(str(told["version"]))[:3]:
+    # The plug-in's release is that of the torch it was built for, or a row says they belong together.
+    torch = str(told["version"])
+    same = release(plugin)[:3] == release(torch)[:3]
+    if not same and not published_together(facts.known, plugin, torch):
         yield look.fail(
             f"{stack.plugin} {plugin} with torch {told['version']}",
             f"install the torch {plugin.partition('+')[0]} that belongs to it",
@@ -103,7 +111,7 @@ def check_combination(facts: Facts, look: Looking) -> Iterator[Finding]:
     elif match.wrong:
         yield look.fail(
             f"{shown}: {', '.join(match.wrong)} contradicts row {match.row.id} ({match.row.link})",
-            f"{_wanted(match.row, match.wrong)}",
+            _wanted(match.row, match.wrong),
         )
     elif match.unknown:
         yield look.unknown(
@@ -116,16 +124,15 @@ def check_combination(facts: Facts, look: Looking) -> Iterator[Finding]:
     yield from _quirks(facts, versions, arch)
 
 
-def _wanted(row: object, wrong: tuple[str, ...]) -> str:
-    parts = []
-    for name in wrong:
-        minimum = getattr(row, "driver_min", "") if name == "driver" else ""
-        if name == "sdk":
-            listed = f"{getattr(row, 'sdk_min', '')} to {getattr(row, 'sdk_max', '')}"
-        else:
-            listed = ", ".join(map(str, getattr(row, name if name != "arch" else "archs")))
-        parts.append(f"{name} {f'{minimum} or newer' if minimum else listed}")
-    return "install " + ", ".join(parts)
+def _wanted(row: Row, wrong: tuple[str, ...]) -> str:
+    listed = {
+        "sdk": f"{row.sdk_min} to {row.sdk_max}",
+        "torch": ", ".join(row.torch),
+        "plugin": ", ".join(row.plugin),
+        "driver": f"{row.driver_min} or newer" if row.driver_min else ", ".join(row.driver),
+        "arch": ", ".join(map(str, row.archs)),
+    }
+    return "install " + "; ".join(f"{name} {listed[name]}" for name in wrong)
 
 
 def _quirks(facts: Facts, versions: dict[str, str | None], arch: int) -> Iterator[Finding]:

@@ -80,7 +80,7 @@ def run(name: str, store: str, rank: int, *, curve: bool) -> dict[str, Any]:
 def _sum_seconds(num_bytes: int, device: str) -> float:
     data = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     repeats = max(2, min(64, 2**23 // num_bytes))
-    return median(_timed(lambda: dist.all_reduce(data), repeats) for _ in range(7))
+    return median(_timed(lambda: dist.all_reduce(data), repeats) for _ in range(15))
 
 
 def _timed(work: Callable[[], object], repeats: int) -> float:
