@@ -47,6 +47,7 @@ BROKEN = {
     "peer-garbage": (10, "copy 0-1", "fail", "other numbers", "do not serve"),
     "wrong-sum": (9, "collectives", "fail", "numbers differ", "one card"),
     "bad-mask": (2, "masks", "fail", "no list of cards", "MUSA_VISIBLE_DEVICES=0,1"),
+    "masks-disagree": (2, "masks", "warn", "CUDA_VISIBLE_DEVICES=2,3 differs", "set both alike"),
     "placeholder-mooncake": (6, "versions together", "fail", "placeholder", "Python 3.10"),
     "cuda-old-driver": (6, "versions together", "fail", "driver contradicts row c12", "525.60.13"),
     "cuda-cpu-torch": (5, "torch build", "fail", "built without cuda", "CPU only"),

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from firstlight.cache.paged_group import most_blocks_held
 from firstlight.engine.settings import EngineSettings
-from firstlight.engine.sizing import DEFAULT_LIMIT, CacheNeeds, CachePlan, cache_needs, plan_caches
+from firstlight.engine.sizing import (
+    DEFAULT_LIMIT,
+    CacheNeeds,
+    CachePlan,
+    cache_needs,
+    default_budget,
+    plan_caches,
+)
 from firstlight.errors import OutOfBudget, UsageError
 from firstlight.models.spec import read_model_spec
 from firstlight.sharding.state_spec import (
@@ -230,3 +237,10 @@ def test_int8_caches_take_at_most_53_hundredths_of_bf16() -> None:
         half = CacheNeeds(states, 16, 1, 2, 4, 4096)
         byte = CacheNeeds(states, 16, 1, 2, 4, 4096, kv_dtype="int8")
         assert 0.5 < byte.block_bytes / half.block_bytes <= 0.53
+
+
+def test_memory_of_an_accelerator_is_taken_whole_but_for_the_reserve():
+    gib = 2**30
+    assert default_budget(40 * gib) == DEFAULT_LIMIT
+    assert default_budget(40 * gib, owned=True) == 32 * gib
+    assert default_budget(2 * gib) == default_budget(2 * gib, owned=True) == int(1.6 * gib)

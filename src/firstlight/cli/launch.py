@@ -94,10 +94,12 @@ def _end(signal_number: int, frame: FrameType | None) -> None:
 def check_cache_fits(settings: EngineSettings, spec: ModelSpec) -> None:
     """Refuses a cache that cannot hold one sequence, from the memory that is free before loading.
 
-    Raises UsageError for a context the model lacks, OutOfBudget with ways out in numbers. Ranks
+    Raises UsageError for a context the model lacks, OutOfBudget with ways out in numbers,
+    EnvironmentProblem for a device that cannot serve. Ranks
     that have loaded are asked again, and have less.
     """
     device = first_device(settings.device, settings.tp)
+    device.require_fit(settings.dtype)
     plan_caches(
         cache_needs(settings, spec),
         available=device.available_bytes(),

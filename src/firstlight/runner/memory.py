@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from firstlight.platforms.find import find_platform
+from firstlight.platforms.fitness import require_fit
 from firstlight.platforms.interface import DeviceRuntime
 
 
@@ -37,6 +38,15 @@ class RankDevice:
         """
         sharing = -(-self.ranks // self.platform.count())
         return max(0, self.platform.memory(self.index).available_bytes - kept) // sharing
+
+    @property
+    def description(self) -> str:
+        """The device's spec in one line, as it was resolved."""
+        return str(self.platform.spec(self.index))
+
+    def require_fit(self, dtype: str) -> None:
+        """Raises EnvironmentProblem when the device cannot serve in this type."""
+        require_fit(self.platform.spec(self.index), dtype)
 
     @property
     def owned(self) -> bool:

@@ -66,7 +66,8 @@ class RankProgress(msgspec.Struct, frozen=True, tag=True):
 
 class RankLoaded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """A rank holds its weights. Byte counts are those of this rank alone; `available_bytes` is its
-    part where ranks share a device, `owned` whether it is an engine's alone.
+    part where ranks share a device, `owned` whether it is an engine's alone. `device` is its spec
+    in a line.
     """
 
     rank: int
@@ -77,6 +78,7 @@ class RankLoaded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     bytes_read: int
     available_bytes: int
     owned: bool = False
+    device: str = ""
     resident_bytes: int
     kernels: list[str]
     threads: int

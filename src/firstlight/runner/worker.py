@@ -90,6 +90,7 @@ class Rank:
         self._channel = channel
         # Bound before anything else: kernel packages and groups must find the device current.
         self._place = RankDevice(find_platform(settings.device), settings.rank, settings.tp)
+        self._place.require_fit(settings.dtype)
         self._device = torch.device(self._place.bind(settings.threads))
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._mesh: Mesh | None = None
@@ -117,6 +118,7 @@ class Rank:
                 bytes_read=report.bytes_read,
                 available_bytes=self._place.available_bytes(kept=self._encoder_cache_bytes),
                 owned=self._place.owned,
+                device=self._place.description,
                 resident_bytes=resident_bytes(),
                 kernels=list(self._kernels.describe()),
                 threads=torch.get_num_threads(),

@@ -56,7 +56,7 @@ def _plugin(facts: Facts, look: Looking, install: str) -> Iterator[Finding]:
     plugin = str(told["plugin"] or "")
     if not plugin:
         raise FactUnknown(f"{stack.plugin} loads, but tells no version")
-    # The plug-in's release is that of the torch it was built for, or a row says they belong together.
+    # Its release is that of the torch it was built for, or a row says they belong together.
     torch = str(told["version"])
     same = release(plugin)[:3] == release(torch)[:3]
     if not same and not published_together(facts.known, plugin, torch):

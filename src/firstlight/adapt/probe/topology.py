@@ -12,7 +12,9 @@ from firstlight.adapt.probe.facts import Card, Facts
 from firstlight.platforms.machine import FactUnknown, Machine
 
 _NODES = "/sys/devices/system/node"
+_CARDS = "/sys/bus/pci/devices"
 _RDMA = "/sys/class/infiniband"
+_PCI_LETTERS = len("0000:10:00.0")  # some libraries write the domain with eight digits
 _SHORT = {"up": "up", "down": "DOWN", "downgrade": "slow", "unknown": "?"}
 
 
@@ -51,7 +53,7 @@ def read_topology(facts: Facts) -> Topology:
             pass
     return Topology(
         nodes=_nodes(machine),
-        cards=tuple((c, _node(machine, f"/sys/bus/pci/devices/{c.pci.lower()}")) for c in cards),
+        cards=tuple((c, _node(machine, f"{_CARDS}/{c.pci.lower()[-_PCI_LETTERS:]}")) for c in cards),
         networks=tuple(
             (name, _node(machine, f"{_RDMA}/{name}/device")) for name in _names(machine, _RDMA)
         ),
