@@ -20,7 +20,7 @@ import zmq
 from firstlight.assembly.build import AssembledModel, BuildOptions, assemble
 from firstlight.assembly.source import open_source
 from firstlight.cache.manager import distinct_specs
-from firstlight.errors import FirstlightError
+from firstlight.errors import FirstlightError, OutOfBudget
 from firstlight.kernels.builtin import builtin_kernels, machine_query
 from firstlight.kernels.registry import KernelSet
 from firstlight.metrics.series import resident_bytes
@@ -254,6 +254,9 @@ def main() -> int:
     except FirstlightError as error:
         channel.send(RankFailed(settings.rank, str(error), error.exit_code))
         return error.exit_code
+    except torch.OutOfMemoryError as error:
+        channel.send(RankFailed(settings.rank, _short_of(error), OutOfBudget.exit_code))
+        return OutOfBudget.exit_code
     except Exception as error:  # a process edge: the engine must hear of anything that ends a rank
         channel.send(RankFailed(settings.rank, _describe(error), 1))
         if debug_wanted():
@@ -263,6 +266,15 @@ def main() -> int:
         channel.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _short_of(error: Exception) -> str:
+    """The allocator's own words, and the ways out: a plan held, and then memory was not there."""
+    said = str(error).strip().splitlines()[0]
+    return (
+        f"{said} The start had found enough free memory: end other programs on the device, lower "
+        "the KV budget, max_sequences, chunk_tokens or the context, or use more ranks"
+    )
 
 
 def _describe(error: Exception) -> str:

@@ -188,6 +188,7 @@ const Settings& settings() {
       visible(static_cast<int>(number_in("EMULATED_MUSA_DEVICES", 2))),
       static_cast<int>(number_in("EMULATED_MUSA_ARCH", 31)),
       static_cast<size_t>(number_in("EMULATED_MUSA_MEMORY", int64_t(1) << 30)),
+      static_cast<size_t>(number_in("EMULATED_MUSA_TAKEN", 0)),
       static_cast<int>(number_in("EMULATED_MUSA_LIVE_GRAPHS", 2040)),
       says("EMULATED_MUSA_STACK", "old"),
       says("EMULATED_MUSA_OUT_DTYPE", "right"),

@@ -13,6 +13,7 @@ struct Settings {
   int devices;         // EMULATED_MUSA_DEVICES
   int arch;            // EMULATED_MUSA_ARCH: 21, 22 or 31
   size_t memory;       // EMULATED_MUSA_MEMORY: bytes of each device
+  size_t taken;        // EMULATED_MUSA_TAKEN: of it, what others take after one has asked
   int live_graphs;     // EMULATED_MUSA_LIVE_GRAPHS
   bool old_stack;      // EMULATED_MUSA_STACK=old: torch.accelerator knows no memory
   bool right_out_dtype;   // EMULATED_MUSA_OUT_DTYPE=right: the promised 2.13 fix

@@ -47,11 +47,11 @@ c10::DataPtr DeviceMemory::allocate(size_t bytes) {
   auto& stats = stats_[device];
   const size_t limit = limits_.count(device) ? limits_[device] : settings().memory;
   const size_t held = stats.allocated_bytes[0].current;
-  if (held + bytes > limit) {
+  if (held + bytes + settings().taken > limit) {
     ++stats.num_ooms;
     TORCH_CHECK_WITH(OutOfMemoryError, false, "MUSA out of memory. Tried to allocate ",
                      in_mebibytes(bytes), ". GPU ", device, " has a total capacity of ",
-                     in_mebibytes(limit), " of which ", in_mebibytes(limit - held), " is free.");
+                     in_mebibytes(limit), " of which ", in_mebibytes(limit - std::min(limit, held + settings().taken)), " is free.");
   }
   Block block;
   block.device = device;
