@@ -27,7 +27,7 @@ def states(registry, dtype):
 
 
 def test_every_operation_has_inputs_and_they_are_the_same_each_time():
-    assert set(MAKERS) == set(OPERATIONS)
+    assert set(MAKERS) >= set(OPERATIONS), "an operation of the registry has no known inputs"
     for operation in OPERATIONS:
         twice = [tensors_in(list(inputs_of(operation, torch.float32))) for _ in range(2)]
         assert all(map(torch.equal, *twice)) and len(twice[0]) > 1

@@ -26,7 +26,7 @@ _BUILD = "python -m firstlight.kernels.build"
 QUIET_SPREAD = 0.1
 _UNTOLD = "run `firstlight probe MODEL` on the machine itself, with torch and the model's config"
 _NO_FAST = "none needed: references run here; nobody has written faster kernels for this device"
-_ORDER = ("wrong", "missing", "reference", "fast")
+_ORDER = ("wrong", "missing", "unknown", "reference", "fast")
 
 
 def device_section(specs: Sequence[DeviceSpec], facts: Facts) -> Section:
@@ -202,6 +202,9 @@ def _coverage(
     if by_state["wrong"] or (by_state["missing"] and path != "all"):
         bad = [*by_state["wrong"], *by_state["missing"]]
         return Check(name, "fail", f"{detail}: {', '.join(bad)}", "use another --dtype or device")
+    if by_state["unknown"]:
+        untold = f"{detail}: {', '.join(by_state['unknown'])} cannot be judged"
+        return Check(name, "unknown", untold, "report it: the probe lacks inputs for them")
     slow = [*by_state["missing"], *by_state["reference"]]
     if slow:
         return Check(name, "warn", f"{detail}: {', '.join(slow)} not fast", fix)

@@ -53,6 +53,14 @@ class Batch:
         values = torch.randn(rows, columns, generator=self.generator)
         return (values / sqrt(columns)).to(self.dtype)
 
+    def int8(self, *shape: int) -> Tensor:
+        """INT8 values within 127."""
+        return (torch.randint(-127, 128, shape, generator=self.generator)).to(torch.int8)
+
+    def scales(self, *shape: int) -> Tensor:
+        """The fp16 scales that make INT8 values of about one."""
+        return ((torch.rand(shape, generator=self.generator) + 0.5) / 127).half()
+
     def ids(self, bound: int, *shape: int) -> Tensor:
         """Integers below a bound."""
         return torch.randint(0, bound, shape, generator=self.generator)
@@ -153,9 +161,30 @@ def _int8_pages(b: Batch) -> Inputs:
     return tuple(part for whole, scales in pages for part in (whole, scales[..., 0]))
 
 
+def _int8_expanded(b: Batch) -> Inputs:
+    new, *cached = _int8_latent(b)
+    queries, expansion = b.normal(b.tokens, HEADS, 48), b.normal(HEADS, 64, WIDTH) * 0.1
+    return queries, new, expansion, *cached, *b.paged(), 0.1
+
+
 def _int8_latent(b: Batch) -> Inputs:
     rows, pages = _latent(b)
     return rows, *quantised(pages, INT8_GROUP)
+
+
+def _int8_pages(b: Batch) -> Inputs:
+    """INT8 keys and values, each with a scale for a token and head."""
+    size = (PAGES, KV_HEADS, SLOTS)
+    pages = [(b.int8(*size, CHANNELS), b.scales(*size)) for _ in "kv"]
+    return (*pages[0], *pages[1], *b.paged(), CHANNELS**-0.5)
+
+
+def _int8_latent(b: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """New rows, INT8 rows of the cache, and their scales."""
+    width = WIDTH + 16
+    groups = -(-width // INT8_GROUP)
+    pages = b.int8(PAGES, SLOTS, width), b.scales(PAGES, SLOTS, groups)
+    return b.normal(b.tokens, width), *pages
 
 
 MAKERS: dict[str, Callable[[Batch], Inputs]] = {
@@ -204,6 +233,11 @@ MAKERS: dict[str, Callable[[Batch], Inputs]] = {
         b.normal(b.tokens, HEADS, 48), _latent(b)[0], b.normal(HEADS, 64, WIDTH) * 0.1,
         *_int8_latent(b)[1:], *b.paged(), 0.1,
     ),
+    "int8_paged_attention": lambda b: (*_heads(b), *_int8_pages(b)),
+    "int8_latent_attention": lambda b: (
+        b.normal(b.tokens, HEADS, WIDTH + 16), *_int8_latent(b), *b.paged(), 0.1, WIDTH,
+    ),
+    "int8_expanded_latent_attention": _int8_expanded,
     "residual_mix": lambda b: (
         b.normal(b.tokens, 3, WIDTH), b.normal(b.tokens, WIDTH), b.normal(WIDTH), 1e-6,
     ),

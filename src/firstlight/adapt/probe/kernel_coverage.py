@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firstlight.adapt.probe.kernel_cases import Inputs, inputs_of, mapped, tensors_in
+from firstlight.adapt.probe.kernel_cases import MAKERS, Inputs, inputs_of, mapped, tensors_in
 from firstlight.kernels.builtin import REFERENCES, builtin_kernels, machine_query
 from firstlight.kernels.registry import OPERATIONS, PACKED, Kernel, KernelQuery, KernelRegistry
 from firstlight.platforms.find import find_platform
 
-FAST, REFERENCE, MISSING, WRONG = "fast", "reference", "missing", "wrong"
+FAST, REFERENCE, MISSING, WRONG, UNKNOWN = "fast", "reference", "missing", "wrong", "unknown"
 # Of the largest magnitude expected. A sum of a few hundred products in fp32 is good to 1e-6; half
 # types round each value they hand on.
 TOLERANCES = {"float32": 5e-6, "bfloat16": 2e-2, "float16": 3e-3}
@@ -58,6 +58,8 @@ def judge_all(registry: KernelRegistry, query: KernelQuery, device: str) -> list
 def judge(kernel: Kernel, query: KernelQuery, device: str) -> Verdict:
     """Runs one kernel on all its inputs and compares results and changed state."""
     reason = kernel.needs.reason_against(query)
+    if kernel.operation not in MAKERS:
+        return Verdict(kernel.operation, kernel.name, UNKNOWN, "there are no inputs to judge it by")
     if reason is None and kernel.operation in PACKED and query.dtype != _PACKED_DTYPE:
         reason = f"packed weights are {_PACKED_DTYPE}"
     if reason is not None:
@@ -65,7 +67,7 @@ def judge(kernel: Kernel, query: KernelQuery, device: str) -> Verdict:
     dtype = getattr(torch, query.dtype)
     worst = 0.0
     for inputs in inputs_of(kernel.operation, dtype):
-        expected = _expected(kernel.operation, inputs, dtype)
+        expected = _expected(kernel.operation, inputs)
         try:
             found = _run(kernel.function, mapped(lambda t: t.to(device, copy=True), inputs))
         except (RuntimeError, TypeError, AttributeError) as error:
@@ -83,10 +85,12 @@ def _run(function: Any, inputs: Inputs) -> list[Tensor]:
     return [tensor.cpu() for tensor in (*tensors_in(result), *tensors_in(inputs))]
 
 
-def _expected(operation: str, inputs: Inputs, dtype: torch.dtype) -> list[Tensor]:
-    """Packed weights are fp32 by definition; everything else has a float64 to be measured by."""
-    packed = operation in PACKED
-    wide = torch.float32 if packed else torch.float64
+def _expected(operation: str, inputs: Inputs) -> list[Tensor]:
+    """Packed weights and INT8 caches are defined by fp32, whose roundings are part of them;
+    everything else has a float64 to be measured by.
+    """
+    by_fp32 = operation in PACKED or operation.startswith("int8_")
+    wide = torch.float32 if by_fp32 else torch.float64
 
     def widen(tensor: Tensor) -> Tensor:
         return tensor.to(wide, copy=True) if tensor.is_floating_point() else tensor.clone()

@@ -14,7 +14,7 @@ from firstlight.platforms.machine import FactUnknown, Machine
 _NODES = "/sys/devices/system/node"
 _CARDS = "/sys/bus/pci/devices"
 _RDMA = "/sys/class/infiniband"
-_PCI_LETTERS = len("0000:10:00.0")  # some libraries write the domain with eight digits
+_PCI_LETTERS = len("0000:10:00.0")
 _SHORT = {"up": "up", "down": "DOWN", "downgrade": "slow", "unknown": "?"}
 
 
@@ -53,7 +53,7 @@ def read_topology(facts: Facts) -> Topology:
             pass
     return Topology(
         nodes=_nodes(machine),
-        cards=tuple((c, _node(machine, f"{_CARDS}/{c.pci.lower()[-_PCI_LETTERS:]}")) for c in cards),
+        cards=tuple((card, _node(machine, f"{_CARDS}/{_address(card)}")) for card in cards),
         networks=tuple(
             (name, _node(machine, f"{_RDMA}/{name}/device")) for name in _names(machine, _RDMA)
         ),
@@ -114,6 +114,11 @@ def _nodes(machine: Machine) -> tuple[tuple[int, str], ...]:
 def _node(machine: Machine, device: str) -> int | None:
     text = _text(machine, f"{device}/numa_node")
     return max(0, int(text)) if text and text.lstrip("-").isdigit() else None
+
+
+def _address(card: Card) -> str:
+    """Some libraries write the domain with eight digits; sysfs has four."""
+    return card.pci.lower()[-_PCI_LETTERS:]
 
 
 def _names(machine: Machine, folder: str) -> tuple[str, ...]:
