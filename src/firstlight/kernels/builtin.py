@@ -16,6 +16,7 @@ from firstlight.kernels.reference import (
     experts,
     latent,
     packed,
+    quantised,
     residual_mix,
 )
 from firstlight.kernels.registry import (
@@ -46,6 +47,9 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "delta_rule": delta_rule.delta_rule,
     "latent_attention": latent.latent_attention,
     "expanded_latent_attention": latent.expanded_latent_attention,
+    "int8_paged_attention": quantised.int8_paged_attention,
+    "int8_latent_attention": quantised.int8_latent_attention,
+    "int8_expanded_latent_attention": quantised.int8_expanded_latent_attention,
     "residual_mix": residual_mix.residual_mix,
     "pack_weight_as": packed.pack_weight_as,
     "packed_rows": packed.packed_rows,
@@ -82,6 +86,13 @@ NATIVE_VARIANTS = {
     "packed_attention": BOTH[:1],
 }
 
+# Operations that no native kernel computes yet, and why that is worth knowing.
+NOT_NATIVE_YET = {
+    "int8_paged_attention": "no native kernel reads INT8 pages yet; float caches are faster",
+    "int8_latent_attention": "no native kernel reads INT8 rows yet; float caches are faster",
+    "int8_expanded_latent_attention": "no native kernel reads INT8 rows yet",
+}
+
 
 def builtin_kernels() -> KernelRegistry:
     """Return all kernels this installation has; nothing is compiled here."""
@@ -115,6 +126,8 @@ def _native(native: NativeKernels) -> Iterator[Kernel]:
             if native.module:
                 function = native.module.kernel(operation, reference, name == "native_tiles")
             yield Kernel(operation, name, function, needs)
+    for operation, reason in NOT_NATIVE_YET.items():
+        yield Kernel(operation, "native_tiles", REFERENCES[operation], Needs(unavailable=reason))
 
 
 def _references() -> Iterator[Kernel]:

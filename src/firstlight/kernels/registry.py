@@ -30,6 +30,9 @@ OPERATIONS = (
     "delta_rule",
     "latent_attention",
     "expanded_latent_attention",
+    "int8_paged_attention",
+    "int8_latent_attention",
+    "int8_expanded_latent_attention",
     "residual_mix",
     "pack_weight_as",
     "packed_rows",
@@ -126,6 +129,9 @@ class KernelSet:
     delta_rule: Callable[..., Any]
     latent_attention: Callable[..., Any]
     expanded_latent_attention: Callable[..., Any]
+    int8_paged_attention: Callable[..., Any]
+    int8_latent_attention: Callable[..., Any]
+    int8_expanded_latent_attention: Callable[..., Any]
     residual_mix: Callable[..., Any]
     pack_weight_as: Callable[..., Any]
     packed_rows: Callable[..., Any]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from firstlight.kernels.registry import KernelSet
-from firstlight.layers.layer_state import PagedKeysValues
+from firstlight.layers.layer_state import KeysValues, PagedKeysValues, QuantisedKeysValues
 from firstlight.layers.norm import RMSNorm
 from firstlight.layers.packed_batch import PackedBatch
 from firstlight.layers.rotary import RotaryTable
@@ -52,11 +52,13 @@ class GroupedQueryAttention(nn.Module):
         self.__dict__["rotary"] = rotary
 
     def forward(
-        self, x_TD: Tensor, batch: PackedBatch, state: PagedKeysValues | None = None
+        self, x_TD: Tensor, batch: PackedBatch, state: KeysValues | None = None
     ) -> Tensor:
         """Returns [T, D]. Without a state tokens attend within the batch: that is training."""
         if state is None:
             out_TNH = self._attend_within(x_TD, batch)
+        elif isinstance(state, QuantisedKeysValues):
+            out_TNH = self._attend_quantised(x_TD, batch, state)
         else:
             out_TNH = self._attend_paged(x_TD, batch, state)
         out: Tensor = self.kernels.linear(
@@ -65,16 +67,36 @@ class GroupedQueryAttention(nn.Module):
         return out
 
     def _attend_within(self, x_TD: Tensor, batch: PackedBatch) -> Tensor:
+        out_TNH: Tensor = self.kernels.attention(
+            *self._rotated(x_TD, batch), batch.starts_B1, self.scale, self.shape.window
+        )
+        return out_TNH
+
+    def _attend_quantised(
+        self, x_TD: Tensor, batch: PackedBatch, state: QuantisedKeysValues
+    ) -> Tensor:
+        out_TNH: Tensor = self.kernels.int8_paged_attention(
+            *self._rotated(x_TD, batch),
+            state.keys_PKSH,
+            state.key_scales_PKS,
+            state.values_PKSH,
+            state.value_scales_PKS,
+            batch.starts_B1,
+            batch.contexts_B,
+            batch.tables[state.group],
+            self.scale,
+            self.shape.window,
+        )
+        return out_TNH
+
+    def _rotated(self, x_TD: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
         q_TNH, k_TKH, v_TKH = self._project(x_TD)
         rotary = self.__dict__["rotary"]
         if rotary is not None:
             q_TNH, k_TKH = self.kernels.rotary(
                 q_TNH, k_TKH, batch.positions_T, rotary.cos_PR, rotary.sin_PR
             )
-        out_TNH: Tensor = self.kernels.attention(
-            q_TNH, k_TKH, v_TKH, batch.starts_B1, self.scale, self.shape.window
-        )
-        return out_TNH
+        return q_TNH, k_TKH, v_TKH
 
     def _attend_paged(self, x_TD: Tensor, batch: PackedBatch, state: PagedKeysValues) -> Tensor:
         heads = self._project(x_TD)

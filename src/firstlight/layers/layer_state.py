@@ -68,5 +68,6 @@ class RecurrentSlots:
     group: int
 
 
-PagedState = PagedKeysValues | PagedLatents | QuantisedKeysValues | QuantisedLatents
-LayerState = PagedState | RecurrentSlots
+KeysValues = PagedKeysValues | QuantisedKeysValues
+Latents = PagedLatents | QuantisedLatents
+LayerState = KeysValues | Latents | RecurrentSlots

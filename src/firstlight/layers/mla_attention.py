@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from firstlight.kernels.registry import KernelSet
-from firstlight.layers.layer_state import PagedLatents
+from firstlight.layers.layer_state import Latents, QuantisedLatents
 from firstlight.layers.norm import RMSNorm
 from firstlight.layers.packed_batch import PackedBatch
 
@@ -98,7 +98,7 @@ class LatentAttention(nn.Module):
         self.scale = (shape.own + shape.shared) ** -0.5
 
     def forward(
-        self, x_TD: Tensor, batch: PackedBatch, state: PagedLatents | None = None
+        self, x_TD: Tensor, batch: PackedBatch, state: Latents | None = None
     ) -> Tensor:
         """Returns [T, D]. Without a state tokens attend within the batch: that is training."""
         q_TNK, rows_TW = self._queries(x_TD), self._rows(x_TD)
@@ -139,7 +139,7 @@ class LatentAttention(nn.Module):
         return out_TNV
 
     def _attend_paged(
-        self, q_TNK: Tensor, rows_TW: Tensor, batch: PackedBatch, state: PagedLatents
+        self, q_TNK: Tensor, rows_TW: Tensor, batch: PackedBatch, state: Latents
     ) -> Tensor:
         limit = absorbed_up_to(self.shape)
         lengths = [end - begin for begin, end in pairwise(batch.bounds)]
@@ -158,12 +158,16 @@ class LatentAttention(nn.Module):
             out_TNV[index_S] = form(q_TNK[index_S], part, state)
         return out_TNV
 
-    def _expanded(self, q_TNK: Tensor, context: PagedContext, state: PagedLatents) -> Tensor:
-        out_TNV: Tensor = self.kernels.expanded_latent_attention(
+    def _expanded(self, q_TNK: Tensor, context: PagedContext, state: Latents) -> Tensor:
+        kernels, is_int8 = self.kernels, isinstance(state, QuantisedLatents)
+        attend = (
+            kernels.int8_expanded_latent_attention if is_int8 else kernels.expanded_latent_attention
+        )
+        out_TNV: Tensor = attend(
             q_TNK,
             context.rows_TW,
             self._expansion(),
-            state.rows_PSW,
+            *_caches(state),
             context.starts_B1,
             context.contexts_B,
             context.table_BP,
@@ -171,13 +175,15 @@ class LatentAttention(nn.Module):
         )
         return out_TNV
 
-    def _absorbed(self, q_TNK: Tensor, context: PagedContext, state: PagedLatents) -> Tensor:
+    def _absorbed(self, q_TNK: Tensor, context: PagedContext, state: Latents) -> Tensor:
         keys_NHC, values_NVC = torch.split(self._expansion(), [self.shape.own, self.shape.value], 1)
         absorbed_TNC = torch.einsum("tnh,nhc->tnc", q_TNK[..., : self.shape.own], keys_NHC)
-        mixed_TNC = self.kernels.latent_attention(
+        kernels, is_int8 = self.kernels, isinstance(state, QuantisedLatents)
+        attend = kernels.int8_latent_attention if is_int8 else kernels.latent_attention
+        mixed_TNC = attend(
             torch.cat((absorbed_TNC, q_TNK[..., self.shape.own :]), -1),
             context.rows_TW,
-            state.rows_PSW,
+            *_caches(state),
             context.starts_B1,
             context.contexts_B,
             context.table_BP,
@@ -185,6 +191,13 @@ class LatentAttention(nn.Module):
             self.shape.latent,
         )
         return torch.einsum("tnc,nvc->tnv", mixed_TNC, values_NVC)
+
+
+def _caches(state: Latents) -> tuple[Tensor, ...]:
+    """The tensors of a state, as kernels take them."""
+    if isinstance(state, QuantisedLatents):
+        return state.rows_PSW, state.scales_PSG
+    return (state.rows_PSW,)
 
 
 def absorbed_up_to(shape: LatentShape) -> int:

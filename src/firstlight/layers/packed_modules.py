@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from firstlight.kernels.packed_weight import PackedAttention, PackedMlp, PackedWeight
 from firstlight.kernels.registry import KernelSet
-from firstlight.layers.layer_state import PagedKeysValues
+from firstlight.layers.layer_state import KeysValues, QuantisedKeysValues
 from firstlight.layers.packed_batch import PackedBatch
 
 
@@ -95,14 +95,14 @@ class PackedGroupedQueryAttention(nn.Module):
     def __init__(self, handle: PackedAttention, kernels: KernelSet) -> None:
         super().__init__()
         self.handle = handle
-        self.packed_attention = kernels.packed_attention
+        self.kernels = kernels
 
-    def forward(
-        self, x_TD: Tensor, batch: PackedBatch, state: PagedKeysValues | None = None
-    ) -> Tensor:
+    def forward(self, x_TD: Tensor, batch: PackedBatch, state: KeysValues | None = None) -> Tensor:
         """Returns [T, D]."""
         assert state is not None, "packed attention needs a cache; build with pack=False"
-        out: Tensor = self.packed_attention(
+        if isinstance(state, QuantisedKeysValues):
+            return self._attend_quantised(x_TD, batch, state)
+        out: Tensor = self.kernels.packed_attention(
             x_TD,
             self.handle,
             batch.positions_T,
@@ -113,3 +113,39 @@ class PackedGroupedQueryAttention(nn.Module):
             batch.tables[state.group],
         )
         return out
+
+    def _attend_quantised(
+        self, x_TD: Tensor, batch: PackedBatch, state: QuantisedKeysValues
+    ) -> Tensor:
+        handle, kernels = self.handle, self.kernels
+        out_TNH: Tensor = kernels.int8_paged_attention(
+            *self._rotated(x_TD, batch),
+            state.keys_PKSH,
+            state.key_scales_PKS,
+            state.values_PKSH,
+            state.value_scales_PKS,
+            batch.starts_B1,
+            batch.contexts_B,
+            batch.tables[state.group],
+            handle.scale,
+            handle.window,
+        )
+        out: Tensor = kernels.packed_linear(out_TNH.flatten(1), handle.o, handle.o_bias_N)
+        return out
+
+    def _rotated(self, x_TD: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        handle, kernels = self.handle, self.kernels
+        weights = ((handle.q, handle.q_bias_N), (handle.k, handle.k_bias_N))
+        q_TNH, k_TKH, v_TKH = (
+            kernels.packed_linear(x_TD, weight, bias).view(len(x_TD), -1, handle.head_dim)
+            for weight, bias in (*weights, (handle.v, handle.v_bias_N))
+        )
+        if handle.q_norm_H is not None:
+            q_TNH = kernels.rms_norm(q_TNH, handle.q_norm_H, handle.norm_epsilon)
+        if handle.k_norm_H is not None:
+            k_TKH = kernels.rms_norm(k_TKH, handle.k_norm_H, handle.norm_epsilon)
+        if handle.cos_PR is not None:
+            q_TNH, k_TKH = kernels.rotary(
+                q_TNH, k_TKH, batch.positions_T, handle.cos_PR, handle.sin_PR
+            )
+        return q_TNH, k_TKH, v_TKH

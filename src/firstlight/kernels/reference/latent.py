@@ -46,7 +46,7 @@ def latent_attention(
             part_1XW = rows_XW[block].unsqueeze(0)
             return part_1XW, part_1XW[..., :value_width]
 
-        out_TNC[begin:end] = _attend_blocks(q_TNW[begin:end], len(rows_XW), scale, shared)
+        out_TNC[begin:end] = attend_blocks(q_TNW[begin:end], len(rows_XW), scale, shared)
     return out_TNC
 
 
@@ -76,7 +76,7 @@ def expanded_latent_attention(
             shared_NXS = part_XW[:, latent:].expand(len(expansion_NOC), -1, -1)
             return torch.cat((both_NXO[..., :own], shared_NXS), -1), both_NXO[..., own:]
 
-        out_TNV[begin:end] = _attend_blocks(q_TNK[begin:end], len(rows_XW), scale, expanded)
+        out_TNV[begin:end] = attend_blocks(q_TNK[begin:end], len(rows_XW), scale, expanded)
     return out_TNV
 
 
@@ -102,7 +102,7 @@ def _contexts(
             yield begin, end, rows_XW.to(rows_TW.dtype)
 
 
-def _attend_blocks(
+def attend_blocks(
     q_TNK: Tensor, context: int, scale: float, block_of: Callable[[slice], tuple[Tensor, Tensor]]
 ) -> Tensor:
     """Attend T last tokens over a context, a block of it at a time: no score matrix is whole.

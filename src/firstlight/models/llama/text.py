@@ -10,7 +10,7 @@ from firstlight.kernels.registry import KernelSet
 from firstlight.layers.carry import Carry
 from firstlight.layers.gated_mlp import GatedMLP
 from firstlight.layers.gqa_attention import AttentionShape, GroupedQueryAttention
-from firstlight.layers.layer_state import PagedKeysValues
+from firstlight.layers.layer_state import KeysValues
 from firstlight.layers.norm import RMSNorm
 from firstlight.layers.packed_batch import PackedBatch
 from firstlight.layers.rotary import RotaryTable
@@ -44,7 +44,7 @@ class LlamaLayer(nn.Module):
         )
 
     def forward(
-        self, carry: Carry, batch: PackedBatch, state: PagedKeysValues | None = None
+        self, carry: Carry, batch: PackedBatch, state: KeysValues | None = None
     ) -> Carry:
         """Returns the carry after this layer."""
         attended_TD = self.attention(self.attention_norm(carry.x_TD), batch, state)
@@ -91,7 +91,7 @@ class LlamaModel(nn.Module):
         self,
         tokens_T: Tensor,
         batch: PackedBatch,
-        states: Sequence[PagedKeysValues | None] | None = None,
+        states: Sequence[KeysValues | None] | None = None,
     ) -> Carry:
         """Returns the carry after the last layer; `head` turns chosen tokens of it into logits."""
         carry = self.start(tokens_T, batch)

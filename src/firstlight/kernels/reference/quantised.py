@@ -1,0 +1,257 @@
+"""Owns the plain PyTorch forms of attention over INT8 caches, and how values become INT8.
+
+Knows no layer and no allocator. Values that share a scale keep 8 bits each: x is q * s, q a whole
+number within 127, s their greatest magnitude / 127 in fp16. A token is written once and always read
+back in INT8, so that chunks, cache hits and preemption change nothing. The context is turned back
+to floats a block at a time, never as a whole.
+
+Shape letters: T tokens of the step, N query heads, K key/value heads, H head channels, P pages, S
+slots of a page, B sequences, X context of a block, M queries of one key/value head, W row width, G
+scales of a row, C latent width, V value channels.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from firstlight.kernels.reference.latent import attend_blocks
+from firstlight.kernels.reference.spans import check_spans, pages_of
+from firstlight.kernels.reference.wide import wide
+from firstlight.sharding.state_spec import INT8_GROUP
+
+MOST = 127
+# Context positions, and tokens of a step, whose scores are held at once.
+CONTEXT_ROWS = 2048
+QUERY_ROWS = 256
+
+
+def quantised(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """Return x in INT8, and the fp16 scales of each `group` values of its last dimension.
+
+    An error is at most half a scale, and 4e-6 more where the scale is below the normal numbers of
+    fp16. Values that are not finite give scales that are not, so that
+    whoever reads them finds out.
+    """
+    width = x.shape[-1]
+    padded = functional.pad(wide(x), (0, -width % group)).unflatten(-1, (-1, group))
+    scales = (padded.abs().amax(-1) / MOST).half()
+    steps = scales.to(padded.dtype).unsqueeze(-1)
+    whole = torch.where(steps == 0, 0, padded / steps).nan_to_num(0).round().clamp(-MOST, MOST)
+    return whole.to(torch.int8).flatten(-2)[..., :width], scales
+
+
+def dequantised(q: Tensor, scales: Tensor, group: int) -> Tensor:
+    """Return the float32 values that INT8 and scales [..., ceil(width / group)] stand for."""
+    return q.float() * scales.float().repeat_interleave(group, -1)[..., : q.shape[-1]]
+
+
+def int8_paged_attention(
+    q_TNH: Tensor,
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    keys_PKSH: Tensor,
+    key_scales_PKS: Tensor,
+    values_PKSH: Tensor,
+    value_scales_PKS: Tensor,
+    starts_B1: Tensor,
+    contexts_B: Tensor,
+    table_BP: Tensor,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """Write k and v into the pages in INT8, then attend as `paged_attention` does.
+
+    A scale belongs to one token and head. Changes pages and scales in place; raises as
+    `paged_attention` does, and nothing is written then.
+    """
+    spans = _spans(starts_B1, contexts_B, table_BP, keys_PKSH[:, 0, :, 0], len(q_TNH))
+    caches = ((keys_PKSH, key_scales_PKS), (values_PKSH, value_scales_PKS))
+    for x_TKH, (pages_PKSH, scales_PKS) in zip((k_TKH, v_TKH), caches, strict=True):
+        whole_TKH, scales_TK1 = quantised(x_TKH, x_TKH.shape[-1])
+        for span in spans:
+            page_ids, slot_ids = span.places
+            pages_PKSH[page_ids, :, slot_ids] = whole_TKH[span.begin : span.end]
+            scales_PKS[page_ids, :, slot_ids] = scales_TK1[span.begin : span.end, :, 0].to(
+                scales_PKS.dtype
+            )
+
+    out_TNH = torch.empty_like(q_TNH)
+    for span in spans:
+        for begin in range(span.begin, span.end, QUERY_ROWS):
+            end = min(span.end, begin + QUERY_ROWS)
+            last = span.context - (span.end - end)
+            part_TNH = q_TNH[begin:end] * scale
+            out_TNH[begin:end] = _attend(part_TNH, caches, span, last, window)
+    return out_TNH
+
+
+def int8_latent_attention(
+    q_TNW: Tensor,
+    rows_TW: Tensor,
+    rows_PSW: Tensor,
+    scales_PSG: Tensor,
+    starts_B1: Tensor,
+    contexts_B: Tensor,
+    table_BP: Tensor,
+    scale: float,
+    value_width: int,
+) -> Tensor:
+    """Write the new rows in INT8, then attend as `latent_attention` does.
+
+    A scale belongs to one token and INT8_GROUP values of its row.
+    """
+    out_TNC = q_TNW.new_empty(*q_TNW.shape[:2], value_width)
+    for span in _written(rows_TW, rows_PSW, scales_PSG, starts_B1, contexts_B, table_BP):
+
+        def shared(block: slice, span: Span = span) -> tuple[Tensor, Tensor]:
+            part_XW = _latents(rows_PSW, scales_PSG, span, block)
+            part_1XW = part_XW.to(wide(q_TNW[:0]).dtype).unsqueeze(0)
+            return part_1XW, part_1XW[..., :value_width]
+
+        part_TNW = q_TNW[span.begin : span.end]
+        out_TNC[span.begin : span.end] = attend_blocks(part_TNW, span.context, scale, shared)
+    return out_TNC
+
+
+def int8_expanded_latent_attention(
+    q_TNK: Tensor,
+    rows_TW: Tensor,
+    expansion_NOC: Tensor,
+    rows_PSW: Tensor,
+    scales_PSG: Tensor,
+    starts_B1: Tensor,
+    contexts_B: Tensor,
+    table_BP: Tensor,
+    scale: float,
+) -> Tensor:
+    """Write the new rows in INT8, then attend as `expanded_latent_attention` does."""
+    latent = expansion_NOC.shape[2]
+    own = q_TNK.shape[2] - (rows_TW.shape[1] - latent)
+    wide_NCO = wide(expansion_NOC).transpose(1, 2)
+    out_TNV = q_TNK.new_empty(*q_TNK.shape[:2], expansion_NOC.shape[1] - own)
+    for span in _written(rows_TW, rows_PSW, scales_PSG, starts_B1, contexts_B, table_BP):
+
+        def expanded(block: slice, span: Span = span) -> tuple[Tensor, Tensor]:
+            part_XW = _latents(rows_PSW, scales_PSG, span, block).to(wide_NCO.dtype)
+            both_NXO = part_XW[:, :latent] @ wide_NCO
+            shared_NXS = part_XW[:, latent:].expand(len(expansion_NOC), -1, -1)
+            return torch.cat((both_NXO[..., :own], shared_NXS), -1), both_NXO[..., own:]
+
+        part_TNK = q_TNK[span.begin : span.end]
+        out_TNV[span.begin : span.end] = attend_blocks(part_TNK, span.context, scale, expanded)
+    return out_TNV
+
+
+class Span(NamedTuple):
+    """Tokens [begin, end) of the step, the last of a context that lies in `page_ids`."""
+
+    begin: int
+    end: int
+    context: int
+    page_ids: Tensor
+    slots: int
+
+    @property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """The page and the slot of each new token."""
+        first = self.context - (self.end - self.begin)
+        positions = torch.arange(first, self.context, device=self.page_ids.device)
+        return self.page_ids[positions // self.slots], positions % self.slots
+
+    def pages_at(self, block: slice) -> tuple[Tensor, slice]:
+        """The pages of context positions, and where these are among their slots."""
+        first = block.start // self.slots
+        page_ids = self.page_ids[first : -(-block.stop // self.slots)]
+        shift = first * self.slots
+        return page_ids, slice(block.start - shift, block.stop - shift)
+
+
+def _spans(
+    starts_B1: Tensor, contexts_B: Tensor, table_BP: Tensor, places_PS: Tensor, tokens: int
+) -> list[Span]:
+    """Return the spans that hold tokens, checked against a cache of pages and slots."""
+    starts, contexts = starts_B1.tolist(), contexts_B.tolist()
+    num_pages, slots = places_PS.shape
+    pages = [
+        pages_of(table_BP, sequence, context, slots, num_pages)
+        for sequence, context in enumerate(contexts)
+    ]
+    check_spans(starts, contexts, tokens)
+    return [
+        Span(begin, end, contexts[sequence], pages[sequence], slots)
+        for sequence, (begin, end) in enumerate(pairwise(starts))
+        if end > begin
+    ]
+
+
+def _written(
+    rows_TW: Tensor,
+    rows_PSW: Tensor,
+    scales_PSG: Tensor,
+    starts_B1: Tensor,
+    contexts_B: Tensor,
+    table_BP: Tensor,
+) -> list[Span]:
+    """Write the new rows of every sequence; return their spans."""
+    spans = _spans(starts_B1, contexts_B, table_BP, rows_PSW[..., 0], len(rows_TW))
+    whole_TW, scales_TG = quantised(rows_TW, INT8_GROUP)
+    for span in spans:
+        rows_PSW[span.places] = whole_TW[span.begin : span.end]
+        scales_PSG[span.places] = scales_TG[span.begin : span.end].to(scales_PSG.dtype)
+    return spans
+
+
+def _latents(rows_PSW: Tensor, scales_PSG: Tensor, span: Span, block: slice) -> Tensor:
+    """Return the rows [X, W] of a block of the context."""
+    page_ids, inside = span.pages_at(block)
+    rows_XW, scales_XG = (part[page_ids].flatten(0, 1)[inside] for part in (rows_PSW, scales_PSG))
+    return dequantised(rows_XW, scales_XG, INT8_GROUP)
+
+
+def _attend(
+    q_TNH: Tensor,
+    caches: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
+    span: Span,
+    last: int,
+    window: int | None,
+) -> Tensor:
+    """Attend T tokens, the newest at position `last` - 1, with a running softmax over blocks.
+
+    The greatest score of a query stays -inf until a block holds a position it sees.
+    """
+    (tokens, heads, channels), kv_heads = q_TNH.shape, caches[0][0].shape[1]
+    q_KMH = wide(q_TNH).view(tokens, kv_heads, -1, channels).transpose(0, 1).flatten(1, 2)
+    rows = torch.arange(last - tokens, last, device=q_TNH.device)
+    rows_M1 = rows.repeat_interleave(heads // kv_heads).unsqueeze(1)
+    best_KM1 = q_KMH.new_full((*q_KMH.shape[:2], 1), -torch.inf)
+    total_KM1, mixed_KMH = torch.zeros_like(best_KM1), torch.zeros_like(q_KMH)
+    start = 0 if window is None else max(0, last - tokens - window + 1)
+    for first in range(start, last, CONTEXT_ROWS):
+        block = slice(first, min(last, first + CONTEXT_ROWS))
+        keys_KXH, values_KXH = (_heads(*cache, span, block).to(q_KMH.dtype) for cache in caches)
+        columns_1X = torch.arange(block.start, block.stop, device=q_TNH.device).unsqueeze(0)
+        hidden_MX = columns_1X > rows_M1
+        if window is not None:
+            hidden_MX |= columns_1X <= rows_M1 - window
+        scores_KMX = (q_KMH @ keys_KXH.transpose(1, 2)).masked_fill(hidden_MX, -torch.inf)
+        higher_KM1 = torch.maximum(best_KM1, scores_KMX.amax(-1, keepdim=True))
+        base_KM1 = higher_KM1.masked_fill(higher_KM1 == -torch.inf, 0)
+        faded_KM1, shares_KMX = (best_KM1 - base_KM1).exp(), (scores_KMX - base_KM1).exp()
+        total_KM1 = total_KM1 * faded_KM1 + shares_KMX.sum(-1, keepdim=True)
+        mixed_KMH = mixed_KMH * faded_KM1 + shares_KMX @ values_KXH
+        best_KM1 = higher_KM1
+    out_KTGH = (mixed_KMH / total_KM1).unflatten(1, (tokens, -1))
+    return out_KTGH.transpose(0, 1).flatten(1, 2).to(q_TNH.dtype)
+
+
+def _heads(pages_PKSH: Tensor, scales_PKS: Tensor, span: Span, block: slice) -> Tensor:
+    """Return the keys or values [K, X, H] of a block of the context."""
+    page_ids, inside = span.pages_at(block)
+    whole_KXH = pages_PKSH[page_ids].transpose(0, 1).flatten(1, 2)[:, inside]
+    scales_KX1 = scales_PKS[page_ids].transpose(0, 1).flatten(1, 2)[:, inside].unsqueeze(-1)
+    return whole_KXH.float() * scales_KX1.float()

@@ -1,0 +1,96 @@
+"""INT8 caches through the engine: reuse, chunks and preemption change nothing; sizes are exact."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from firstlight.kernels.registry import KernelSet
+from firstlight.layers.layer_state import QuantisedKeysValues, QuantisedLatents
+from firstlight.runner.cache_tensors import CacheShape, planned_cache_bytes, state_bytes
+from local_engine import EngineShape, LocalEngine, fast_kernels, greedy
+from tiny_models import tiny_config, write_checkpoint
+
+K3 = Path(__file__).parents[1] / "data" / "k3" / "checkpoint"
+TOKENS = 20
+ROOMY = EngineShape(context_length=128, kv_dtype="int8")
+SQUEEZED = EngineShape(
+    num_blocks=23,
+    block_size=4,
+    max_sequences=4,
+    max_batch_tokens=16,
+    chunk_tokens=7,
+    context_length=128,
+    num_slots=6,
+    kv_dtype="int8",
+)
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    lengths = [5, 33, 64, 1, 50, 17]
+    return [torch.randint(3, 250, (n,), generator=generator).tolist() for n in lengths]
+
+
+def folder_of(name: str, tmp_path: Path) -> Path:
+    if name == "k3":
+        return K3
+    write_checkpoint(tmp_path, tiny_config(name))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2-window", "k3"])
+@pytest.mark.parametrize("kernels", [None, fast_kernels()], ids=["reference", "fast"])
+def test_reuse_chunks_and_preemption_change_nothing(
+    tmp_path: Path, name: str, kernels: KernelSet | None
+) -> None:
+    folder = folder_of(name, tmp_path)
+    roomy = LocalEngine(folder, ROOMY, kernels)
+    want = [roomy.run([prompt], greedy(TOKENS))[0].token_ids for prompt in prompts()]
+    again = roomy.run(prompts(), greedy(TOKENS))
+    assert [outcome.token_ids for outcome in again] == want
+    assert any(outcome.num_cached for outcome in again)
+    squeezed = LocalEngine(folder, SQUEEZED, kernels, roomy.model)
+    assert [one.token_ids for one in squeezed.run(prompts(), greedy(TOKENS))] == want
+    assert squeezed.scheduler.counts.preemptions > 0
+
+
+def test_log_probabilities_stay_close_to_those_of_float_caches(tmp_path: Path) -> None:
+    """Random weights spread an error more than trained ones; the miniature's routing flips on it."""
+    folder = folder_of("qwen3", tmp_path)
+    engine = LocalEngine(folder, replace(ROOMY, kv_dtype="auto"))
+    exact = engine.run(prompts(), greedy(1, prompt_logprobs=0))
+    rough = LocalEngine(folder, ROOMY, model=engine.model).run(
+        prompts(), greedy(1, prompt_logprobs=0)
+    )
+    pairs = [
+        (one.logprob, other.logprob)
+        for before, after in zip(exact, rough, strict=True)
+        for one, other in zip(before.prompt_logprobs, after.prompt_logprobs, strict=True)
+    ]
+    errors = torch.tensor([abs(one - other) for one, other in pairs])
+    assert 0 < errors.mean() < 0.03 and errors.max() < 0.3
+
+
+def test_a_row_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
+    engine = LocalEngine(folder_of("qwen3", tmp_path), ROOMY)
+    good, bad = prompts()[2], prompts()[4]
+    want = engine.run([good], greedy(TOKENS))[0].token_ids
+    poisoned = min(set(range(3, 300)) - {*good, *bad, *want})
+    engine.model.embed.weight[poisoned] = float("nan")
+    mixed = engine.run([good, [*bad, poisoned, 5]], greedy(TOKENS))
+    assert mixed[0].token_ids == want and mixed[1].finish == "error"
+    engine.model.embed.weight[poisoned] = 0.1
+    assert engine.run([[*bad, poisoned, 5]], greedy(1))[0].num_cached == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3", "k3"])
+def test_planned_bytes_are_those_allocated(tmp_path: Path, name: str) -> None:
+    engine = LocalEngine(folder_of(name, tmp_path), ROOMY)
+    shape = CacheShape(
+        256, 16, 1, torch.float32, torch.device("cpu"), num_slots=33, kv_dtype="int8"
+    )
+    assert state_bytes(engine.states) == planned_cache_bytes(engine.spec.states, shape)
+    kinds = {type(state) for state in engine.states}
+    assert kinds & {QuantisedKeysValues, QuantisedLatents}
