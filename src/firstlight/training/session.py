@@ -111,6 +111,7 @@ def publish(name: str, run: Run, folder: Path) -> Path:
     export_checkpoint(values, RECIPES[name].published_config(content["config"]), target)
     for file in TOKENIZER_FILES:
         shutil.copyfile(folder / file, target / file)
+    (target / "README.md").write_text(RECIPES[name].README, encoding="utf-8")
     return target
 
 

@@ -19,6 +19,15 @@ from firstlight.training.recipes.k3_mini.vocabulary import write_tokenizer
 
 NAME = "k3-mini"
 SEED = 0
+README = """---
+license: apache-2.0
+---
+# k3-mini
+
+A small Kimi K3 model for smoke tests and demonstrations: it looks up values, reads handwritten
+digits and coloured shapes, does small text tasks and calls one tool. What it can do, how well and
+how it was trained stands in docs/k3-mini-model-card.md of firstlight.
+"""
 
 
 def prepare(folder: Path) -> Mapping[str, Any]:
@@ -39,16 +48,16 @@ def stages(folder: Path, seed: int = SEED) -> list[Stage]:
     """Returns the stages of a run whose files `prepare` wrote to `folder`."""
     renderer = Renderer(folder)
     return [
-        Stage("lists", Schedule(200, 1e-3, fall=0.0), Lists(renderer, seed)),
+        Stage("lists", Schedule(300, 1e-3, fall=0.0), Lists(renderer, seed)),
         Stage(
             "tower",
             Schedule(3000, 2e-3, fall=0.5, weight_decay=0.05),
             Tower(renderer, seed),
         ),
-        Stage("mixture", Schedule(2000, 1.5e-3, fall=0.0), Mixture(renderer, seed)),
+        Stage("mixture", Schedule(2100, 1.5e-3, fall=0.0), Mixture(renderer, seed)),
         Stage(
             "published",
-            Schedule(800, 1.5e-3, fall=0.9, published=True),
+            Schedule(900, 1.5e-3, fall=0.9, published=True),
             Mixture(renderer, seed + 1, filler=150),
         ),
     ]
