@@ -1,4 +1,4 @@
-"""INT8 caches: the error of a value, attention against that over the float values they stand for."""
+"""INT8 caches: the error of a value, and attention against that over the values they stand for."""
 
 import pytest
 import torch

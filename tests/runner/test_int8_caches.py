@@ -57,7 +57,7 @@ def test_reuse_chunks_and_preemption_change_nothing(
 
 
 def test_log_probabilities_stay_close_to_those_of_float_caches(tmp_path: Path) -> None:
-    """Random weights spread an error more than trained ones; the miniature's routing flips on it."""
+    """Random weights spread an error more than trained ones do."""
     folder = folder_of("qwen3", tmp_path)
     engine = LocalEngine(folder, replace(ROOMY, kv_dtype="auto"))
     exact = engine.run(prompts(), greedy(1, prompt_logprobs=0))

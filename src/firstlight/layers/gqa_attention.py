@@ -51,9 +51,7 @@ class GroupedQueryAttention(nn.Module):
         # One table serves all layers; as a plain attribute it is not registered once per layer.
         self.__dict__["rotary"] = rotary
 
-    def forward(
-        self, x_TD: Tensor, batch: PackedBatch, state: KeysValues | None = None
-    ) -> Tensor:
+    def forward(self, x_TD: Tensor, batch: PackedBatch, state: KeysValues | None = None) -> Tensor:
         """Returns [T, D]. Without a state tokens attend within the batch: that is training."""
         if state is None:
             out_TNH = self._attend_within(x_TD, batch)

@@ -97,9 +97,7 @@ class LatentAttention(nn.Module):
         self.kernels = kernels
         self.scale = (shape.own + shape.shared) ** -0.5
 
-    def forward(
-        self, x_TD: Tensor, batch: PackedBatch, state: Latents | None = None
-    ) -> Tensor:
+    def forward(self, x_TD: Tensor, batch: PackedBatch, state: Latents | None = None) -> Tensor:
         """Returns [T, D]. Without a state tokens attend within the batch: that is training."""
         q_TNK, rows_TW = self._queries(x_TD), self._rows(x_TD)
         if state is None:

@@ -20,8 +20,6 @@ from firstlight.kernels.activation import Activation
 from firstlight.kernels.mxfp4 import Mxfp4
 from firstlight.kernels.packed_weight import PackedAttention, PackedMlp, PackedWeight, pack_weight
 from firstlight.kernels.reference.packed import pack_weight_as
-from firstlight.kernels.reference.quantised import quantised
-from firstlight.sharding.state_spec import INT8_GROUP
 
 WIDTH, INNER, HEADS, KV_HEADS, CHANNELS = 128, 192, 4, 2, 64
 PAGES, SLOTS, EXPERTS = 12, 16, 4
@@ -156,20 +154,10 @@ def _latent(b: Batch) -> tuple[Tensor, Tensor]:
     return b.normal(b.tokens, width), b.normal(PAGES, SLOTS, width)
 
 
-def _int8_pages(b: Batch) -> Inputs:
-    pages = (quantised(b.normal(PAGES, KV_HEADS, SLOTS, CHANNELS), CHANNELS) for _ in "kv")
-    return tuple(part for whole, scales in pages for part in (whole, scales[..., 0]))
-
-
 def _int8_expanded(b: Batch) -> Inputs:
     new, *cached = _int8_latent(b)
     queries, expansion = b.normal(b.tokens, HEADS, 48), b.normal(HEADS, 64, WIDTH) * 0.1
     return queries, new, expansion, *cached, *b.paged(), 0.1
-
-
-def _int8_latent(b: Batch) -> Inputs:
-    rows, pages = _latent(b)
-    return rows, *quantised(pages, INT8_GROUP)
 
 
 def _int8_pages(b: Batch) -> Inputs:
@@ -224,14 +212,6 @@ MAKERS: dict[str, Callable[[Batch], Inputs]] = {
     "expanded_latent_attention": lambda b: (
         b.normal(b.tokens, HEADS, 48), _latent(b)[0], b.normal(HEADS, 64, WIDTH) * 0.1,
         _latent(b)[1], *b.paged(), 0.1,
-    ),
-    "int8_paged_attention": lambda b: (*_heads(b), *_int8_pages(b), *b.paged(), CHANNELS**-0.5),
-    "int8_latent_attention": lambda b: (
-        b.normal(b.tokens, HEADS, WIDTH + 16), *_int8_latent(b), *b.paged(), 0.1, WIDTH,
-    ),
-    "int8_expanded_latent_attention": lambda b: (
-        b.normal(b.tokens, HEADS, 48), _latent(b)[0], b.normal(HEADS, 64, WIDTH) * 0.1,
-        *_int8_latent(b)[1:], *b.paged(), 0.1,
     ),
     "int8_paged_attention": lambda b: (*_heads(b), *_int8_pages(b)),
     "int8_latent_attention": lambda b: (
