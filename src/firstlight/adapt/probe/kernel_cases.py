@@ -20,6 +20,7 @@ from firstlight.kernels.activation import Activation
 from firstlight.kernels.mxfp4 import Mxfp4
 from firstlight.kernels.packed_weight import PackedAttention, PackedMlp, PackedWeight, pack_weight
 from firstlight.kernels.reference.packed import pack_weight_as
+from firstlight.sharding.state_spec import INT8_GROUP
 
 WIDTH, INNER, HEADS, KV_HEADS, CHANNELS = 128, 192, 4, 2, 64
 PAGES, SLOTS, EXPERTS = 12, 16, 4
