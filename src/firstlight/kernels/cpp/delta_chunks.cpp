@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "delta_rule.hpp"
+#include "prefetch.hpp"
 #include "threads.hpp"
 #include "tiles.hpp"
 #include "vector_math.hpp"
@@ -251,8 +252,7 @@ void fetch_ahead(const DeltaCall& call, const DeltaHead& head, std::int64_t firs
   const std::int64_t width = index < 3 ? call.keys : call.values;
   for (std::int64_t t = first; t < std::min(first + kChunk, head.tokens); ++t) {
     for (std::int64_t i = 0; i < width; i += 16) {
-      const float* at = inputs[index] + t * strides[index] + i;
-      _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+      fetch_line(inputs[index] + t * strides[index] + i);
     }
   }
 }

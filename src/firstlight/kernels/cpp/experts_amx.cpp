@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "experts.hpp"
+#include "prefetch.hpp"
 #include "threads.hpp"
 #include "tiles.hpp"
 
@@ -14,7 +15,7 @@ namespace firstlight {
 namespace {
 
 constexpr int kStripTiles = 2;                   // of 16 rows
-constexpr std::int64_t kBlockSteps = 28;         // summed in the tiles
+constexpr std::int64_t kBlockSteps = 56;         // summed in the tiles
 constexpr std::int64_t kQuad = 4;                // steps of 64 bytes of a row
 // The 64 bytes put the steps of a row into different sets of the first-level cache.
 constexpr std::int64_t kStripStepBytes = kStripTiles * kTileBytes + 64;
@@ -172,7 +173,6 @@ class Strip {
     const std::int64_t steps = std::min(kQuad, steps_ - quad * kQuad);
     std::uint8_t* target = left_of(quad) + index * kTileBytes;
     for (int row = 0; row < kTileRows; ++row, target += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(packed + ahead_rows_ * row_bytes), _MM_HINT_T1);
       for (std::int64_t step = 0; step < steps; ++step) {
         if constexpr (kNormal) {
           decode_step(packed + step * 16, scale[step], target + step * kStripStepBytes);
@@ -185,6 +185,15 @@ class Strip {
     }
   }
 
+  // A quarter of a quad of the next strip: spread out, its lines come while tiles multiply.
+  void fetch_ahead(const Tile (&tiles)[kStripTiles], std::int64_t quad, std::int64_t step) const {
+    for (const Tile& tile : tiles) {
+      const std::int64_t row = tile.row + ahead_rows_ + 4 * step;
+      const std::uint8_t* at = tile.matrix->packed_row(job_.expert, row) + quad * 64;
+      for (int i = 0; i < 4; ++i, at += tile.matrix->row_bytes()) fetch_line(at);
+    }
+  }
+
   template <bool kNormal>
   void start_some(const Tile (&tiles)[kStripTiles]) {
     const std::int64_t quads = (steps_ + kQuad - 1) / kQuad;
@@ -193,6 +202,7 @@ class Strip {
       const std::int64_t first = quad * kQuad, steps = std::min(kQuad, steps_ - first);
       if (first % kBlockSteps == 0) zero_sums();
       for (std::int64_t step = 0; step < kQuad; ++step) {
+        fetch_ahead(tiles, quad, step);
         if (step < steps) {
           multiply_step(left_of(quad) + step * kStripStepBytes,
                         right_ + (first + step) * kStepBytes);
