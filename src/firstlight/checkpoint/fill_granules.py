@@ -6,7 +6,9 @@ A granule is hashed as one run of bytes before a value of it is used.
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
+from pathlib import Path
 from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from firstlight.checkpoint.digests import Entries, granule_digest, position_byte
 from firstlight.checkpoint.executor import Job, Worker
 from firstlight.checkpoint.fill_tensors import destination
 from firstlight.checkpoint.granule_plan import GranuleRead
-from firstlight.checkpoint.positioned_io import InputFile
+from firstlight.checkpoint.positioned_io import Staging
 from firstlight.checkpoint.read_plan import LARGEST_READ, Target
 from firstlight.checkpoint.store_layout import (
     DIGEST_BYTES,
@@ -38,8 +40,34 @@ from firstlight.sharding.codecs import find_codec
 Parameters = Mapping[str, torch.Tensor]
 
 
+class GranuleSource(Protocol):
+    """What granules are read from: a file, or a run of one that another rank has sent."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        ...
+
+    @property
+    def direct(self) -> bool:
+        """Whether `read_staged` passes by the page cache."""
+        ...
+
+    def read_staged(self, pages: Staging, offset: int, num_bytes: int) -> memoryview:
+        """Returns the bytes from `offset` on."""
+        ...
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fills the buffer from `offset` on."""
+        ...
+
+    def read(self, offset: int, num_bytes: int) -> bytearray:
+        """Returns exactly `num_bytes` from `offset` on."""
+        ...
+
+
 def granule_job(
-    parameters: Parameters, file: InputFile, read: GranuleRead, entries: Entries | None
+    parameters: Parameters, file: GranuleSource, read: GranuleRead, entries: Entries | None
 ) -> Job:
     """Returns the job of one read. Its digests are compared with `entries` unless that is None."""
     fill: Callable[..., None] = _fill_staged
@@ -51,7 +79,7 @@ def granule_job(
 
 def _fill_staged(
     parameters: Parameters,
-    file: InputFile,
+    file: GranuleSource,
     read: GranuleRead,
     entries: Entries | None,
     worker: Worker,
@@ -107,7 +135,7 @@ def _place(
 
 def _fill_by_part(
     parameters: Parameters,
-    file: InputFile,
+    file: GranuleSource,
     read: GranuleRead,
     entries: Entries | None,
     worker: Worker,
@@ -144,7 +172,7 @@ def _fill_by_part(
         _compare(found, entries, read.entry, file=file, unit=read.unit, key=read.key)
 
 
-def _read_large(file: InputFile, buffer: memoryview, offset: int, worker: Worker) -> None:
+def _read_large(file: GranuleSource, buffer: memoryview, offset: int, worker: Worker) -> None:
     """Fills a buffer, by way of aligned memory where the page cache is passed by."""
     if not file.direct:
         file.read_into(buffer, offset)
@@ -176,7 +204,7 @@ def _compare(
     entries: Entries,
     entry: int,
     *,
-    file: InputFile,
+    file: GranuleSource,
     unit: UnitRecord,
     key: GranuleKey,
 ) -> None:

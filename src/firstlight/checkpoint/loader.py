@@ -11,9 +11,10 @@ from time import perf_counter
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from blake3 import blake3
 
-from firstlight.checkpoint.digests import rank_digest
+from firstlight.checkpoint.digests import Entries, rank_digest
 from firstlight.checkpoint.executor import Job, Patience, RunReport, Worker, run_jobs
 from firstlight.checkpoint.fill_granules import granule_job
 from firstlight.checkpoint.fill_tensors import tensor_job, zero_what_is_not_read
@@ -29,11 +30,12 @@ from firstlight.checkpoint.read_plan import (
     plan_tensor_reads,
     targets_of,
 )
+from firstlight.checkpoint.shared_reading import fill_from_leader
 from firstlight.checkpoint.store import Store
 from firstlight.checkpoint.store_layout import BlockRecord
 from firstlight.checkpoint.tensor_info import Checkpoint
 from firstlight.checkpoint.torch_types import TORCH_TYPES, bytes_of
-from firstlight.errors import StoreError, TensorError
+from firstlight.errors import StoreError, TensorError, UsageError
 from firstlight.sharding.layout import Place
 from firstlight.sharding.slices import check_layout
 
@@ -73,19 +75,25 @@ def load_into(
     check: bool = True,
     patience: Patience | None = None,
     direct: bool | None = None,
+    leader_of: dist.ProcessGroup | None = None,
 ) -> LoadReport:
     """Fills `parameters` (our names, `local_shape` of each, experts stacked) with a rank's weights.
 
     Any float dtype will do where the rule names none; a rule's own dtype must be kept.
 
     `threads` are read with at first, up to four times as many where that is faster. `direct` passes
-    by the page cache; None decides by what is in it.
+    by the page cache; None decides by what is in it. `leader_of` a group (of all ranks that load,
+    able to move host memory) has its first rank read the store for all of them.
 
     `check` has stored digests compared while loading, tied tensors proven equal, and the rank's
     digest computed. Raises TensorError for names and shapes that do not fit, DigestMismatch for
     damaged bytes, LayoutError for an impossible layout, EnvironmentProblem when reads stall.
     """
     clock = _Clock()
+    if leader_of is not None and not isinstance(source, Store):
+        raise UsageError(
+            "one rank can read for all from a store only; `firstlight shard` makes one"
+        )
     check_layout(spec.facts, place.layout)
     check_parameters(parameters, spec, place)
     run = partial(
@@ -96,8 +104,10 @@ def load_into(
         patience=patience or Patience(),
         who=f"rank {place.rank}" if place.layout.world_size > 1 else "",
     )
-    fill = _fill_from_store if isinstance(source, Store) else _fill_from_checkpoint
-    return fill(parameters, source, spec, place, _Work(clock, run, check, direct))  # type: ignore[arg-type]
+    work = _Work(clock, run, check, direct, leader_of, progress or silent)
+    if isinstance(source, Store):
+        return _fill_from_store(parameters, source, spec, place, work)
+    return _fill_from_checkpoint(parameters, source, spec, place, work)
 
 
 class _Clock:
@@ -120,6 +130,8 @@ class _Work(NamedTuple):
     run: Runner
     check: bool
     direct: bool | None
+    leader_of: dist.ProcessGroup | None
+    progress: Progress
 
 
 def _fill_from_checkpoint(
@@ -154,13 +166,13 @@ def _fill_from_store(
     entries = {name: source.entries(name) for name in names} if work.check else {}
     zero_what_is_not_read(parameters, targets)
     work.clock.lap("plan")
-    direct = _passes_cache(source, reads) if work.direct is None else work.direct
-    files = {name: InputFile(source.bin_path(name), direct=direct) for name in names}
-    direct = any(file.direct for file in files.values())
-    jobs = [granule_job(parameters, files[r.unit.name], r, entries.get(r.unit.name)) for r in reads]
-    ran = work.run(jobs, phase="load")
-    for file in files.values():
-        file.close()
+    if work.leader_of is not None:
+        group, direct = work.leader_of, False
+        ran = fill_from_leader(
+            parameters, source, reads, entries, group=group, progress=work.progress
+        )
+    else:
+        ran, direct = _read_own(parameters, source, reads, entries, work)
     work.clock.lap("load")
     digest = ""
     if work.check:
@@ -169,6 +181,25 @@ def _fill_from_store(
         )
     num_bytes = sum(read.num_bytes for read in reads)
     return LoadReport(num_bytes, work.clock.seconds, ran.seconds, digest, ran.threads, direct)
+
+
+def _read_own(
+    parameters: Parameters,
+    source: Store,
+    reads: Sequence[GranuleRead],
+    entries: Mapping[str, Entries],
+    work: _Work,
+) -> tuple[RunReport, bool]:
+    """Makes a rank's reads; says whether they passed by the page cache."""
+    direct = _passes_cache(source, reads) if work.direct is None else work.direct
+    names = dict.fromkeys(read.unit.name for read in reads)
+    files = {name: InputFile(source.bin_path(name), direct=direct) for name in names}
+    jobs = [granule_job(parameters, files[r.unit.name], r, entries.get(r.unit.name)) for r in reads]
+    ran = work.run(jobs, phase="load")
+    passed = any(file.direct for file in files.values())
+    for file in files.values():
+        file.close()
+    return ran, passed
 
 
 def _passes_cache(source: Store, reads: Sequence[GranuleRead]) -> bool:
