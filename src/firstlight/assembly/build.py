@@ -53,6 +53,13 @@ class AssembledModel:
     allocated_bytes: int
     packed: PackReport | None = None
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of all weights since they were packed; 0 when none were."""
+        if self.packed is None or not self.packed.bytes_before:
+            return 0
+        return self.allocated_bytes - self.packed.bytes_before + self.packed.bytes_after
+
 
 def assemble(
     spec: ModelSpec,

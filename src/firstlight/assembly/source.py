@@ -1,5 +1,6 @@
 """Owns the opening of whatever holds weights: a store, a checkpoint folder or a single file."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,3 +40,11 @@ def open_source(path: Path) -> WeightSource:
     plain = dequantised(checkpoint, spec)
     refuse_errors(plain.findings, str(path))
     return WeightSource(plain, spec, plain.source_digest())
+
+
+def stored_types(weights: Any) -> dict[str, int]:
+    """Counts the tensors of an opened source by their form in the file the model came from."""
+    manifest = getattr(weights, "manifest", None)
+    if manifest is not None:
+        return dict(manifest.source.stored)
+    return dict(Counter(info.stored for info in weights.tensors.values()))

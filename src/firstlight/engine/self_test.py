@@ -13,7 +13,7 @@ from firstlight.runner.protocol import RunStep, StepDone, joint_result
 from firstlight.schedule.admission import RefusalCode
 from firstlight.schedule.request import SamplingParams, SubmittedRequest
 from firstlight.schedule.scheduler import Scheduler
-from firstlight.schedule.step import TokenLogprobs
+from firstlight.schedule.step import StepPlan, TokenLogprobs
 
 # Tokens generated one by one from the first half of each known text.
 DECODE_TOKENS = 6
@@ -33,8 +33,11 @@ def serve_to_end(
     scheduler: Scheduler,
     requests: Sequence[SubmittedRequest],
     on_step: Callable[[Sequence[StepDone]], None],
+    on_plan: Callable[[StepPlan, Sequence[StepDone]], None] | None = None,
 ) -> list[Served]:
     """Serves requests before anybody else can and returns what they brought, in their order.
+
+    `on_step` hears that something moved, `on_plan` each step with its answers.
 
     Raises CheckFailed when one of them ends with an error.
     """
@@ -45,6 +48,8 @@ def serve_to_end(
         ranks.send(RunStep(plan))
         done = ranks.collect(StepDone, on_progress=lambda _: on_step(()))
         on_step(done)
+        if on_plan is not None:
+            on_plan(plan, done)
         for update in scheduler.update(joint_result(done)):
             if update.error is not None:
                 raise CheckFailed(f"{update.request_id}: {update.error}")

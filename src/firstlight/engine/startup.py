@@ -10,6 +10,7 @@ from pathlib import Path
 
 from firstlight.cache.manager import CacheManager, CacheOptions, distinct_specs
 from firstlight.checkpoint.known_answers import KnownAnswers, read_answers
+from firstlight.engine.audit import Audit
 from firstlight.engine.gate import GateResult, compare_answers, fit_answers
 from firstlight.engine.ranks import RankGroup, free_rendezvous
 from firstlight.engine.self_test import Served, decoding_request, scoring_request, serve_to_end
@@ -18,7 +19,7 @@ from firstlight.engine.sizing import CacheNeeds, CachePlan, cache_needs, plan_ca
 from firstlight.engine.socket_folder import make_socket_folder
 from firstlight.engine.timeline import Timeline
 from firstlight.errors import CheckFailed
-from firstlight.metrics.events import CacheState, MemoryMeasured, PhaseDone, Recorder
+from firstlight.metrics.events import CacheState, PhaseDone, Recorder
 from firstlight.models.spec import ModelSpec
 from firstlight.runner.model_path import read_spec
 from firstlight.runner.protocol import (
@@ -51,6 +52,7 @@ class Running:
     spec: ModelSpec
     context_length: int
     facts: dict[str, str | int | float]
+    audit: Audit | None = None
 
 
 class Startup:
@@ -83,17 +85,22 @@ class Startup:
         spec = read_spec(Path(settings.model))
         check_layout(spec.facts, Layout(tp=settings.tp, ep=settings.ep))
         needs = cache_needs(settings, spec)
+        self._audit = Audit(settings, spec, self._recorder)
         context_length = needs.context_length
         with timeline.phase("load weights"):
             loaded = self._collect_loaded(self.ranks)
         with timeline.phase("allocate caches"):
             plan = self._allocate_caches(self.ranks, needs, loaded)
         scheduler, cache = self._make_scheduler(spec, context_length, plan, loaded)
-        running = Running(self.ranks, scheduler, cache, spec, context_length, self._facts)
+        running = Running(
+            self.ranks, scheduler, cache, spec, context_length, self._facts, self._audit
+        )
         with timeline.phase("warm up"):
             self._warm_up(running)
         with timeline.phase("start-up gate"):
             self._gate(running)
+        with timeline.phase("audit memory"):
+            self._close_audit()
         self._record_phases()
         return running
 
@@ -127,14 +134,7 @@ class Startup:
         digests = {report.source_digest for report in loaded}
         if len(digests) != 1:
             raise CheckFailed(f"ranks loaded different weights: {sorted(digests)}")
-        for report in loaded:
-            self._recorder.record(
-                MemoryMeasured(
-                    component=f"weights/{report.rank}",
-                    predicted_bytes=report.weights_planned,
-                    actual_bytes=report.weights_allocated,
-                )
-            )
+        self._audit.loaded(loaded)
         self._facts["weights_bytes"] = sum(report.weights_allocated for report in loaded)
         self._facts["source_digest"] = loaded[0].source_digest
         self._facts["threads_per_rank"] = loaded[0].threads
@@ -147,17 +147,15 @@ class Startup:
     ) -> CachePlan:
         settings = self._settings
         available = min(report.available_bytes for report in loaded)
+        if settings.memory_bytes is not None:
+            held = max(report.weights_allocated for report in loaded)
+            available = min(available, max(0, settings.memory_bytes - held))
         owned = all(report.owned for report in loaded)
         plan = plan_caches(needs, available=available, budget=settings.kv_budget_bytes, owned=owned)
         ranks.send(AllocateCaches(plan.num_blocks, plan.num_slots, plan.window_blocks))
-        for report in ranks.collect(CachesAllocated):
-            self._recorder.record(
-                MemoryMeasured(
-                    component=f"kv/{report.rank}",
-                    predicted_bytes=report.planned_bytes,
-                    actual_bytes=report.allocated_bytes,
-                )
-            )
+        reports = ranks.collect(CachesAllocated)
+        self._audit.caches(reports, plan)
+        for report in reports:
             if not report.allocated_bytes == report.planned_bytes == plan.num_bytes:
                 raise CheckFailed(
                     f"rank {report.rank} allocated {format_bytes(report.allocated_bytes)} of "
@@ -259,8 +257,23 @@ class Startup:
         rescored = [served.scores for served in self._serve_own(running, again)]
         return result.with_decoding([s.logprobs for s in decoded], rescored)
 
+    def _close_audit(self) -> None:
+        """Shows the comparison of plan and measurement, and keeps it for the next start."""
+        audit = self._audit
+        self._facts["memory_audit"] = "\n".join(audit.lines)
+        off = [one.component for one in audit.compared if one.is_off]
+        text = f"off by more than 3%: {', '.join(off)}" if off else "every component as planned"
+        self._timeline.detail("audit memory", text)
+        audit.keep()
+
     def _serve_own(self, running: Running, requests: Sequence[SubmittedRequest]) -> list[Served]:
-        return serve_to_end(running.ranks, running.scheduler, requests, self._on_step)
+        return serve_to_end(
+            running.ranks,
+            running.scheduler,
+            requests,
+            self._on_step,
+            on_plan=lambda plan, done: self._audit.step(plan, done, running.cache.usage()),
+        )
 
     def _on_step(self, done: Sequence[StepDone]) -> None:
         self._advanced()

@@ -5,7 +5,7 @@ Knows no engine: measurements are bytes by component name, as `MemoryMeasured` e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,11 @@ from firstlight.planning.plan_file import PlanFile
 from firstlight.units import format_bytes
 
 TOLERANCE = 0.03
+# Resident memory comes in pages, arenas and libraries: less than this is no difference of plans.
+GRAIN_BYTES = 8 * 2**20
+EXACT = ("weights", "kv", "recurrent")
+SAMPLED = ("framework", "activations", "resident")
+_FOLDER, _HISTORY, _COMPLETE = "audit", "starts.jsonl", "COMPLETE"
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,15 @@ class Compared:
 
     @property
     def is_off(self) -> bool:
-        """Whether the plan is off by more than the tolerance, or has no such component."""
-        return self.error is None or abs(self.error) > TOLERANCE
+        """Whether the plan is off by more than the tolerance, or has no such component.
+
+        What is read off resident memory must also be off by more than its grain.
+        """
+        if self.error is None:
+            return True
+        grain = GRAIN_BYTES if self.component.partition("/")[0] in SAMPLED else 0
+        assert self.planned is not None
+        return abs(self.error) > TOLERANCE and abs(self.planned - self.measured) > grain
 
     @property
     def text(self) -> str:
@@ -51,13 +63,15 @@ class Compared:
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One start in the history: when, under which layout, errors by component (null: unplanned)."""
+    """One start in the history: when, under which layout, errors by component (null: unplanned),
+    bytes measured."""
 
     at: float
     model: str
     fleet: str
     degrees: dict[str, int]
     errors: dict[str, float | None]
+    measured: dict[str, int] = {}
 
 
 def compare(plan: PlanFile, measured: Mapping[str, int]) -> tuple[Compared, ...]:
@@ -78,6 +92,24 @@ def record(plan: PlanFile, compared: tuple[Compared, ...], at: float) -> AuditRe
     degrees = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "ep": plan.ep}
     errors = {one.component: one.error for one in compared}
     return AuditRecord(at=at, model=plan.model, fleet=plan.fleet, degrees=degrees, errors=errors)
+
+
+def history_path(model: Path) -> Path | None:
+    """Returns where the history of a store's starts is kept: in a folder that none of the store's
+    digests covers. None for what is no store.
+    """
+    return model / _FOLDER / _HISTORY if (model / _COMPLETE).is_file() else None
+
+
+def last_measured(history: Sequence[AuditRecord], prefix: str) -> int | None:
+    """Returns the most that any rank of the newest start took of a component, None when no start
+    measured it.
+    """
+    for entry in reversed(history):
+        sizes = [size for name, size in entry.measured.items() if name.startswith(prefix)]
+        if sizes:
+            return max(sizes)
+    return None
 
 
 def append_history(path: Path, entry: AuditRecord) -> None:

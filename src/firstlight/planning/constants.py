@@ -10,6 +10,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Resident bytes of a rank beside its weights and what steps take: interpreter, torch, kernels, what
+# loading leaves behind; torch 2.13 on x86-64. A start takes what the last one measured.
+HOST_FRAMEWORK_BYTES = 330 * 10**6
 _MB, _GFLOP = 1e6, 1e9
 # Share of the memory bandwidth an operation reaches by its bytes, and of the peak rate by its FLOP.
 # Source: calculon-ai/calculon, systems/a100_80g.json (mem1 and matrix), measured on A100.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from firstlight.cache.manager import blocks_for
+from firstlight.cache.manager import blocks_for, group_blocks
 from firstlight.planning.activations import StepShape, activation_bytes, encoder_bytes
 from firstlight.planning.arrangement import Arrangement
 from firstlight.planning.hardware import Fleet
@@ -104,12 +104,38 @@ def cache_bytes(need: CacheNeed) -> dict[str, int]:
     per_sequence = blocks_for(need.context, need.block_size)
     blocks = -(-need.sequences * per_sequence // need.context_parallel) + 1
     slots = 2 * need.sequences + 1
+    held = HeldCaches(blocks, need.block_size, slots)
+    return held_cache_bytes(need.states, held, tp=need.tp, element_bytes=need.element_bytes)
+
+
+@dataclass(frozen=True)
+class HeldCaches:
+    """What an engine allocates on each rank: blocks of paged groups, those with a window as
+    `window_blocks` says, and slots; the null ones included.
+    """
+
+    num_blocks: int
+    block_size: int
+    num_slots: int
+    window_blocks: Mapping[int, int] = field(default_factory=dict)
+
+
+def held_cache_bytes(
+    states: Sequence[StateSpec], held: HeldCaches, *, tp: int, element_bytes: int
+) -> dict[str, int]:
+    """Returns the bytes of a rank's caches by kind of state."""
     sizes: Counter[str] = Counter()
-    for state, layers in Counter(need.states).items():
-        block = state.token_bytes(need.tp, need.element_bytes) * need.block_size
-        slot = state.sequence_bytes(need.tp, need.element_bytes)
-        sizes[state.kind] += layers * (block * blocks + slot * slots)
+    for state, layers in Counter(states).items():
+        blocks = group_blocks(state, held.num_blocks, held.window_blocks)
+        paged = state.token_bytes(tp, element_bytes) * held.block_size * blocks
+        slots = state.sequence_bytes(tp, element_bytes) * held.num_slots
+        sizes[state.kind] += layers * (paged + slots)
     return {kind: size for kind, size in sizes.items() if size}
+
+
+def logits_bytes(work: ModelWork, sequences: int) -> int:
+    """Returns the bytes of the logits of a step, as they come and in fp32."""
+    return sequences * work.vocab * (work.table.element_bytes + _FP32)
 
 
 def plan_memory(
@@ -175,7 +201,7 @@ def _step_bytes(
     shape = StepShape(tokens, span, workload.context, sequences)
     return {
         ACTIVATIONS: activation_bytes(work, layout, shape),
-        "logits": sequences * work.vocab * (size + _FP32),
+        "logits": logits_bytes(work, sequences),
         ENCODER: _encoder_bytes(work, workload),
         COLLECTIVES: 2 * tokens * size * message,
     }

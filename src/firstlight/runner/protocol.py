@@ -82,23 +82,30 @@ class RankLoaded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     resident_bytes: int
     kernels: list[str]
     threads: int
+    packed_bytes: int = 0
+    stored: dict[str, int] = {}
 
 
 class CachesAllocated(msgspec.Struct, frozen=True, tag=True):
-    """A rank holds its caches."""
+    """A rank holds its caches, `recurrent_bytes` of them slots; `rest_bytes` are held between steps
+    from now on."""
 
     rank: int
     planned_bytes: int
     allocated_bytes: int
+    recurrent_bytes: int = 0
+    rest_bytes: int = 0
 
 
 class StepDone(msgspec.Struct, frozen=True, tag=True):
-    """A rank's answer to a step, with its resident and peak memory."""
+    """A rank's answer to a step, with its resident and peak memory; `activation_bytes` is what
+    the step took above what is held between steps, 0 when it was not measured."""
 
     rank: int
     result: StepResult
     resident_bytes: int
     peak_bytes: int
+    activation_bytes: int = 0
 
 
 def joint_result(done: Sequence[StepDone]) -> StepResult:

@@ -18,11 +18,12 @@ import torch.distributed as dist
 import zmq
 
 from firstlight.assembly.build import AssembledModel, BuildOptions, assemble
-from firstlight.assembly.source import open_source
+from firstlight.assembly.source import open_source, stored_types
 from firstlight.cache.manager import distinct_specs
 from firstlight.errors import FirstlightError, OutOfBudget
 from firstlight.kernels.builtin import builtin_kernels, machine_query
 from firstlight.kernels.registry import KernelSet
+from firstlight.layers.layer_state import RecurrentSlots
 from firstlight.metrics.series import resident_bytes
 from firstlight.parallel.mesh import Mesh, join
 from firstlight.platforms.find import find_platform
@@ -36,6 +37,7 @@ from firstlight.runner.encoder_cache import EncoderCache, ImageEncoder
 from firstlight.runner.memory import RankDevice
 from firstlight.runner.model_runner import ModelRunner, RunnerContext
 from firstlight.runner.parent import watch_parent
+from firstlight.runner.peak_memory import PeakMemory
 from firstlight.runner.protocol import (
     AllocateCaches,
     CachesAllocated,
@@ -122,6 +124,8 @@ class Rank:
                 resident_bytes=resident_bytes(),
                 kernels=list(self._kernels.describe()),
                 threads=torch.get_num_threads(),
+                packed_bytes=self._model.packed_bytes,
+                stored=stored_types(self._source.weights),
             )
         )
 
@@ -199,8 +203,17 @@ class Rank:
         pages = -(-self._context_length // settings.block_size)
         table = RowTable(settings.max_sequences, len(distinct_specs(states)), pages)
         self._runner = ModelRunner(context, table)
+        held = state_bytes(caches)
+        slots = [state for state in caches if isinstance(state, RecurrentSlots)]
+        self._peak = PeakMemory(self._place, self._device, self._model.allocated_bytes + held)
         self._channel.send(
-            CachesAllocated(settings.rank, planned_cache_bytes(states, shape), state_bytes(caches))
+            CachesAllocated(
+                settings.rank,
+                planned_cache_bytes(states, shape),
+                held,
+                state_bytes(slots),
+                self._peak.rest_bytes,
+            )
         )
 
     @property
@@ -223,9 +236,17 @@ class Rank:
     def _run(self, order: RunStep) -> None:
         assert self._runner is not None, "a step came before the caches"
         self._told_at = time.time()
+        self._peak.before(order.plan)
         result = self._runner.run(order.plan)
+        taken = self._peak.after()
         self._channel.send(
-            StepDone(self._settings.rank, result, resident_bytes(), self._place.peak_bytes())
+            StepDone(
+                self._settings.rank,
+                result,
+                resident_bytes(),
+                peak_bytes=self._peak.peak_bytes if taken else self._place.peak_bytes(),
+                activation_bytes=taken,
+            )
         )
 
     def _phase(self, name: str, work: Callable[[], Any]) -> Any:

@@ -1,0 +1,165 @@
+"""Owns the audit of a start: what each component was planned to take and what it took.
+
+Plans for this very start, with or without a plan file; knows neither report nor HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from firstlight.cache.cache_group import CacheUsage
+from firstlight.engine.settings import EngineSettings
+from firstlight.engine.sizing import CachePlan
+from firstlight.errors import BadInput
+from firstlight.metrics.events import MemoryMeasured, Recorder
+from firstlight.models.spec import ModelSpec
+from firstlight.planning.activations import StepShape, activation_bytes
+from firstlight.planning.audit import (
+    AuditRecord,
+    Compared,
+    append_history,
+    history_path,
+    last_measured,
+    read_history,
+)
+from firstlight.planning.constants import HOST_FRAMEWORK_BYTES
+from firstlight.planning.memory import HeldCaches, held_cache_bytes, logits_bytes
+from firstlight.planning.packed import packed_bytes
+from firstlight.planning.work import model_work
+from firstlight.runner.protocol import CachesAllocated, RankLoaded, StepDone
+from firstlight.schedule.step import StepPlan
+from firstlight.sharding.layout import Layout
+
+_RECURRENT = "recurrent"
+
+
+class Audit:
+    """Compares component by component as measurements come; every figure is of one rank.
+
+    Packed weights, framework and resident memory are compared on the host alone: elsewhere weights
+    are not packed, and a device's memory holds neither interpreter nor libraries.
+    """
+
+    def __init__(self, settings: EngineSettings, spec: ModelSpec, recorder: Recorder) -> None:
+        self._settings = settings
+        self._spec = spec
+        self._recorder = recorder
+        self._layout = Layout(tp=settings.tp, ep=settings.ep)
+        self._work = model_work(spec, settings.dtype)
+        self._found: dict[str, Compared] = {}
+        self._on_host = True
+        self._framework = HOST_FRAMEWORK_BYTES
+        self._packed: int | None = None
+        self._held: dict[int, int] = {}
+        self._block_bytes = 0
+        self._path = history_path(Path(settings.model))
+        self._earlier = _earlier(self._path)
+
+    @property
+    def compared(self) -> tuple[Compared, ...]:
+        """Every component measured so far, those furthest off first."""
+        return tuple(sorted(self._found.values(), key=lambda one: -abs(one.error or 0.0)))
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One line a component; those that are off are called so."""
+        return tuple(f"{'off: ' if one.is_off else ''}{one.text}" for one in self.compared)
+
+    def loaded(self, reports: Sequence[RankLoaded]) -> None:
+        """Takes in what ranks held once their weights were there."""
+        table = self._work.table
+        planned = sum(table.stage_bytes(self._layout, 0).values())
+        known = last_measured(self._earlier, "framework/")
+        self._framework = known or HOST_FRAMEWORK_BYTES
+        for report in reports:
+            self._note(f"weights/{report.rank}", planned, report.weights_allocated)
+            self._on_host = not report.owned
+            self._held[report.rank] = report.packed_bytes or report.weights_allocated
+            if report.packed_bytes:
+                sizes = packed_bytes(table, self._layout, report.stored)
+                self._packed = report.packed_bytes if sizes is None else sizes[0]
+                if sizes is not None:
+                    self._note(f"packed/{report.rank}", sizes[0], report.packed_bytes)
+        if self._packed is None:
+            self._packed = planned
+
+    def caches(self, reports: Sequence[CachesAllocated], plan: CachePlan) -> None:
+        """Takes in what ranks allocated for caches of the blocks and slots they were given."""
+        settings = self._settings
+        held = HeldCaches(plan.num_blocks, settings.block_size, plan.num_slots, plan.window_blocks)
+        size = self._work.table.element_bytes
+        sizes = held_cache_bytes(self._spec.states, held, tp=settings.tp, element_bytes=size)
+        slots = sizes.pop(_RECURRENT, 0)
+        self._block_bytes = plan.paged_bytes // max(1, plan.num_blocks)
+        for report in reports:
+            paged = report.allocated_bytes - report.recurrent_bytes
+            self._note(f"kv/{report.rank}", sum(sizes.values()), paged)
+            if slots or report.recurrent_bytes:
+                self._note(f"recurrent/{report.rank}", slots, report.recurrent_bytes)
+            if self._on_host and report.rest_bytes:
+                # Caches are given memory as they are used: none has any yet.
+                beside = report.rest_bytes - self._held.get(report.rank, 0)
+                self._note(f"framework/{report.rank}", self._framework, beside)
+
+    def step(self, plan: StepPlan, done: Sequence[StepDone], usage: CacheUsage) -> None:
+        """Takes in a step; ranks measure those that are larger than all before."""
+        if not done[0].activation_bytes:
+            return
+        shape = StepShape(
+            tokens=plan.num_tokens,
+            span=max(step.count for step in plan.steps),
+            context=max(step.start + step.count for step in plan.steps),
+            sequences=max(1, sum(step.sample for step in plan.steps)),
+        )
+        planned = activation_bytes(self._work, self._layout, shape)
+        planned += logits_bytes(self._work, shape.sequences)
+        new = plan.num_tokens * self._block_bytes // self._settings.block_size
+        for report in done:
+            taken = report.activation_bytes - (new if self._on_host else 0)
+            self._note(f"activations/{report.rank}", planned, max(0, taken))
+            if self._on_host:
+                whole = self._framework + (self._packed or 0) + self._touched(usage) + planned
+                self._note(f"resident/{report.rank}", whole, report.peak_bytes)
+
+    def keep(self) -> None:
+        """Writes this start into the history beside the store; a store on a medium that cannot be
+        written has none."""
+        if self._path is None:
+            return
+        settings = self._settings
+        entry = AuditRecord(
+            at=time.time(),
+            model=settings.model,
+            fleet=f"{settings.tp}x{settings.device}",
+            degrees={"tp": settings.tp, "ep": settings.ep},
+            errors={name: one.error for name, one in self._found.items()},
+            measured={name: one.measured for name, one in self._found.items()},
+        )
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            append_history(self._path, entry)
+        except OSError:
+            return
+
+    def _touched(self, usage: CacheUsage) -> int:
+        """Bytes of blocks that have been written: caches are given memory as they are used."""
+        share = max(
+            (g.used + g.cached) / max(1, g.usable) for g in usage.groups if g.kind != _RECURRENT
+        )
+        blocks = max((g.usable for g in usage.groups if g.kind != _RECURRENT), default=0)
+        return int(share * blocks) * self._block_bytes
+
+    def _note(self, component: str, planned: int, measured: int) -> None:
+        self._found[component] = Compared(component, planned, measured)
+        self._recorder.record(
+            MemoryMeasured(component=component, predicted_bytes=planned, actual_bytes=measured)
+        )
+
+
+def _earlier(path: Path | None) -> tuple[AuditRecord, ...]:
+    try:
+        return read_history(path) if path is not None else ()
+    except (BadInput, OSError):
+        return ()
