@@ -2,6 +2,7 @@
 #
 #   make demo        SmolLM2-135M: fetched, checked, sharded, served, asked, on this machine
 #   make test        the whole suite           make test-fast   without the slow tests
+#   make test-emulated   the engine on an emulated accelerator (docs/guides/musa-emulator.md)
 #   make check       lint, format, types, architecture, and the torch-free part on Python 3.10
 #   make bench       serving figures beside transformers, written into docs/benchmarks
 #   make serve       serve the store that demo made
@@ -27,7 +28,7 @@ INSTALLED310 := $(VENV310)/.installed
 KERNEL_SOURCES := $(wildcard src/firstlight/kernels/*.py src/firstlight/kernels/cpp/*)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-fast test-py310 check lint types architecture bench serve build clean
+.PHONY: demo test test-fast test-py310 test-emulated check lint types architecture bench serve build clean
 
 demo: $(KERNELS)
 	@gguf=$$($(BIN)/python scripts/fetch_smollm2.py) && \
@@ -39,6 +40,9 @@ test: $(KERNELS)
 
 test-fast: $(KERNELS)
 	$(BIN)/python -m pytest -m "not slow"
+
+test-emulated: $(KERNELS)
+	$(BIN)/python -m pytest tests/emulator
 
 test-py310: $(INSTALLED310)
 	$(VENV310)/bin/python -m pytest --torch-free -m "not slow"

@@ -128,7 +128,8 @@ struct DeviceGuard final : c10::impl::DeviceGuardImplInterface {
     }
     Timeline::get().synchronize_device(index);
   }
-  void recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream& stream) const override {
+  void recordDataPtrOnStream(const c10::DataPtr& pointer,
+                             const c10::Stream& stream) const override {
     DeviceMemory::get().recordStream(pointer, stream);
   }
   double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {

@@ -1,4 +1,5 @@
-// Replay runs the captured operators anew and copies what they make into the tensors of the capture.
+// Replay runs the captured operators anew and copies what they make into the tensors that the
+// capture made.
 #include "graph.hpp"
 
 #include <ATen/core/LegacyTypeDispatch.h>

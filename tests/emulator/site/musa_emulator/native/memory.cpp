@@ -46,12 +46,13 @@ c10::DataPtr DeviceMemory::allocate(size_t bytes) {
   }
   auto& stats = stats_[device];
   const size_t limit = limits_.count(device) ? limits_[device] : settings().memory;
-  const size_t held = stats.allocated_bytes[0].current;
-  if (held + bytes + settings().taken > limit) {
+  const size_t held = stats.allocated_bytes[0].current + settings().taken;
+  const size_t free = limit - std::min(limit, held);
+  if (bytes > free) {
     ++stats.num_ooms;
     TORCH_CHECK_WITH(OutOfMemoryError, false, "MUSA out of memory. Tried to allocate ",
                      in_mebibytes(bytes), ". GPU ", device, " has a total capacity of ",
-                     in_mebibytes(limit), " of which ", in_mebibytes(limit - std::min(limit, held + settings().taken)), " is free.");
+                     in_mebibytes(limit), " of which ", in_mebibytes(free), " is free.");
   }
   Block block;
   block.device = device;
@@ -93,8 +94,8 @@ void DeviceMemory::account(Block& block, int64_t sign) {
   }
 }
 
-// A block that a copy still waits for stays mapped. Unless the copy's stream owns it or was named by
-// record_stream, the device would give it to somebody else at once, so its bytes are spoilt.
+// A block that a copy still waits for stays mapped. Unless the copy's stream owns it or was named
+// by record_stream, the device would give it to somebody else at once, so its bytes are spoilt.
 void DeviceMemory::release(void* pointer) {
   if (pointer == nullptr) {
     return;

@@ -42,8 +42,9 @@ const std::set<std::string> kProducts{"mm", "bmm", "addmm", "baddbmm"};
 const std::set<std::string> kMatrix{"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "addr"};
 // Of other fp64 operators "many" are missing and nobody has listed them. These are refused so that
 // no sampling and no table comes to rely on one; TORCH_USE_MUSA_DOUBLE_CAST lets them run.
-const std::set<std::string> kDoubtful{"cumsum", "cumprod", "_softmax", "_log_softmax", "sort", "topk",
-                                      "searchsorted", "exp", "logsumexp", "cos", "sin", "pow"};
+const std::set<std::string> kDoubtful{"cumsum", "cumprod", "_softmax", "_log_softmax",
+                                      "sort",   "topk",    "exp",      "searchsorted",
+                                      "cos",    "sin",     "pow",      "logsumexp"};
 
 std::string plain(std::string name) {
   if (name.rfind("aten::", 0) == 0) {
@@ -78,7 +79,8 @@ std::optional<std::string> refusal(const std::string& name,
     if (!named || !typed || settings().arch >= rule.below) {
       continue;
     }
-    const auto type = rule.dtype == ScalarType::Undefined ? "its dtypes" : c10::toString(rule.dtype);
+    const bool any_type = rule.dtype == ScalarType::Undefined;
+    const auto type = any_type ? "its dtypes" : c10::toString(rule.dtype);
     return "\"" + word + "\" not implemented for '" + type + "' on MUSA architecture " +
            std::to_string(settings().arch) + " (emulated: " + rule.source + ")";
   }
