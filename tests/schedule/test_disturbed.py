@@ -56,6 +56,7 @@ shapes = st.fixed_dictionaries(
         "max_batch_tokens": st.integers(6, 20),
         "chunk_tokens": st.integers(1, 6),
         "context_length": st.sampled_from([32, 60]),
+        "prompt_share": st.sampled_from([1.0, 1.0, 0.3, 0.01]),
     }
 )
 

@@ -100,7 +100,7 @@ def test_a_missing_model_says_how_to_give_it():
 
 def test_contradictions_are_refused():
     with pytest.raises(UsageError, match="chunk_tokens 512 exceeds max_batch_tokens 32"):
-        serve({"max_batch_tokens": 32})
+        serve({"max_batch_tokens": 32, "chunk_tokens": 512})
 
 
 @given(value=st.one_of(st.booleans(), st.floats(), st.text(), st.lists(st.integers())))

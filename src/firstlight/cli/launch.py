@@ -124,7 +124,7 @@ def make_engine_settings(
     settings: ServeSettings, directory: Path, started: float
 ) -> EngineSettings:
     """Returns what the engine process is told; `directory` holds the sockets between processes."""
-    cores = len(os.sched_getaffinity(0))
+    cores, limits = len(os.sched_getaffinity(0)), settings.step_limits
     return EngineSettings(
         model=str(settings.model),
         started=started,
@@ -140,8 +140,9 @@ def make_engine_settings(
         kv_budget_bytes=settings.kv_budget_bytes,
         block_size=settings.block_size,
         max_sequences=settings.max_sequences,
-        max_batch_tokens=settings.max_batch_tokens,
-        chunk_tokens=settings.chunk_tokens,
+        max_batch_tokens=limits.max_batch_tokens,
+        chunk_tokens=limits.chunk_tokens,
+        prompt_share=limits.prompt_share,
         max_waiting=settings.max_waiting,
         encoder_cache_bytes=settings.encoder_cache_bytes,
         check_digests=settings.check_digests,

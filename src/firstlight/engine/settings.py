@@ -30,6 +30,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int = 64
     max_batch_tokens: int = 2048
     chunk_tokens: int = 512
+    prompt_share: float = 1.0
     max_waiting: int = 1024
     encoder_cache_bytes: int = 0
     check_digests: bool = True

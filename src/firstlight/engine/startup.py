@@ -202,6 +202,7 @@ class Startup:
             max_sequences=settings.max_sequences,
             max_batch_tokens=settings.max_batch_tokens,
             chunk_tokens=settings.chunk_tokens,
+            prompt_share=settings.prompt_share,
             max_waiting=settings.max_waiting,
             context_length=context_length,
         )

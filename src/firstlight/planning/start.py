@@ -168,8 +168,8 @@ def start_load(
     rules = PlanRules(
         dtype=settings.dtype,
         block_size=settings.block_size,
-        chunk_tokens=settings.chunk_tokens,
-        max_batch_tokens=settings.max_batch_tokens,
+        chunk_tokens=settings.step_limits.chunk_tokens,
+        max_batch_tokens=settings.step_limits.max_batch_tokens,
     )
     if plan is not None:
         rules = replace(rules, reserve_share=plan.reserve_share)

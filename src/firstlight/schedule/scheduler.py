@@ -12,6 +12,9 @@ known tokens; when they have, one token is sampled. The step's token budget goes
     step with long prompts instead of waiting for their end;
  3. waiting requests by (priority, arrival), the first that must wait holding back those behind it.
 
+While there are requests of 1., those of 2. and 3. get at most `prompt_share` of a step together:
+less of it writes answers more evenly and makes prompts wait longer.
+
 A request that gets no block preempts the last of the running requests by (priority, arrival), or
 stands still if that is itself. The first one can thus take every block, add() refuses what does not
 fit alone, and budgets hold a token per sequence: the first request advances in every step, so each
@@ -101,6 +104,8 @@ class Scheduler:
         answering, prompts = self._split_running()
         for request in answering:
             self._advance(request, draft)
+        if answering:
+            draft.budget = min(draft.budget, self._settings.prompt_tokens_beside_answers)
         kept = self._tokens_kept_for_newcomer(draft, prompts)
         draft.budget -= kept
         for request in prompts:

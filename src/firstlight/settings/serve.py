@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firstlight.errors import UsageError
+from firstlight.settings.objectives import OBJECTIVES, StepLimits, choose_limits
 from firstlight.settings.settings import required, setting
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -61,9 +62,24 @@ class ServeSettings:
     )
     block_size: int = setting(16, "tokens in a cache block", minimum=1)
     max_sequences: int = setting(64, "sequences computed in one step", minimum=1)
-    max_batch_tokens: int = setting(2048, "tokens computed in one step", kind="count", minimum=1)
-    chunk_tokens: int = setting(
-        512, "tokens of one prompt computed in one step", kind="count", minimum=1
+    objective: str = setting(
+        "balanced",
+        "what steps are sized for: early tokens or many tokens",
+        choices=tuple(OBJECTIVES),
+    )
+    max_batch_tokens: int | None = setting(
+        None,
+        "tokens computed in one step",
+        kind="count",
+        minimum=1,
+        optional_text="by the objective",
+    )
+    chunk_tokens: int | None = setting(
+        None,
+        "tokens of one prompt computed in one step",
+        kind="count",
+        minimum=1,
+        optional_text="by the objective",
     )
     max_waiting: int = setting(1024, "requests that may wait; more are refused", minimum=0)
     api_key: str | None = setting(
@@ -112,14 +128,27 @@ class ServeSettings:
                 f"ep {self.ep} does not divide tp {self.tp}: experts are dealt to the same ranks",
             ),
             (self.port > 65535, f"port {self.port} is above 65535"),
-            (chunk > batch, f"chunk_tokens {chunk} exceeds max_batch_tokens {batch}"),
             (
-                self.max_sequences > batch,
+                bool(chunk and batch and chunk > batch),
+                f"chunk_tokens {chunk} exceeds max_batch_tokens {batch}",
+            ),
+            (
+                batch is not None and self.max_sequences > batch,
                 f"max_sequences {self.max_sequences} exceeds max_batch_tokens {batch}, "
                 "and each sequence needs one token a step",
             ),
             (self.api_key == "", "api_key is empty; leave it out to ask for none"),
         ]
+
+    @property
+    def step_limits(self) -> StepLimits:
+        """What a step may hold: what was given, and the rest by the objective."""
+        return choose_limits(
+            self.objective,
+            max_sequences=self.max_sequences,
+            max_batch_tokens=self.max_batch_tokens,
+            chunk_tokens=self.chunk_tokens,
+        )
 
     def threads_per_rank(self, cores: int) -> int:
         """Compute threads of each rank on a machine with that many usable cores."""
