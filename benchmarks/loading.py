@@ -2,13 +2,16 @@
 
 Loads one real model whole onto the CPU, in turns: straight from its safetensors, from its store,
 each with and without digests, and with safetensors' own load_file (followed by a copy, since that
-maps the file and reads nothing by itself). The limit is what bare preadv reaches on the same bytes
-with the same threads. Files are in the page cache unless --cold is given (needs root).
+maps the file and reads nothing by itself), runai-model-streamer and fastsafetensors where they are
+installed (each tensor copied out of their buffer, as a model needs it). The limit is what bare
+preadv reaches on the same bytes with the same threads. Files are in the page cache unless --cold is
+given: then their pages are dropped before each load, and those of no other file.
 
     python benchmarks/loading.py MODEL_FOLDER [--threads 2] [--rounds 5] [--cold]
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -59,9 +62,32 @@ def allocate(spec: ModelSpec) -> dict[str, torch.Tensor]:
     return {name: torch.empty(shape) for name, shape in shapes.items()}
 
 
-def drop_cache() -> None:
-    os.sync()
-    Path("/proc/sys/vm/drop_caches").write_text("3\n")
+def drop_pages(paths: list[Path]) -> None:
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def streamed(paths: list[Path]) -> object:
+    from runai_model_streamer import SafetensorsStreamer
+
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files([str(path) for path in paths])
+        return {name: tensor.clone() for name, tensor in streamer.get_tensors()}
+
+
+def fast(paths: list[Path]) -> object:
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    loader = SafeTensorsFileLoader(SingleGroup(), torch.device("cpu"), nogds=True)
+    try:
+        loader.add_filenames({0: [str(path) for path in paths]})
+        buffers = loader.copy_files_to_device()
+        return {name: buffers.get_tensor(name).clone() for name in loader.get_keys()}
+    finally:
+        loader.close()
 
 
 def candidates(
@@ -78,13 +104,17 @@ def candidates(
         return [{name: value.clone() for name, value in file.items()} for file in tensors]
 
     bins = [store.bin_path(unit.name) for unit in store.manifest.units]
+    others: dict[str, Callable[[], object]] = {"safetensors load_file and copy": theirs}
+    for module, load in (("runai_model_streamer", streamed), ("fastsafetensors", fast)):
+        if importlib.util.find_spec(module) is not None:
+            others[module] = lambda load=load: load(list(checkpoint.files))
     return {
         "bare preadv (the limit)": lambda: read_bare(bins, threads),
         "store, digests checked": ours(store, True),
         "store, unchecked": ours(store, False),
         "safetensors by firstlight, digest taken": ours(checkpoint, True),
         "safetensors by firstlight, unchecked": ours(checkpoint, False),
-        "safetensors load_file and copy": theirs,
+        **others,
     }
 
 
@@ -101,12 +131,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.model.parent) as folder:
         shard(arguments.model, Path(folder) / "store")
         store = open_store(Path(folder) / "store")
+        files = [store.bin_path(unit.name) for unit in store.manifest.units]
+        files += checkpoint.files
         named = candidates(arguments.model, store, checkpoint, arguments.threads)
         seconds: dict[str, list[float]] = {name: [] for name in named}
         for _ in range(arguments.rounds + 1):  # in turns, so that a busy machine slows all alike
             for name, run in named.items():
                 if arguments.cold:
-                    drop_cache()
+                    drop_pages(files)
                 started = perf_counter()
                 run()
                 seconds[name].append(perf_counter() - started)
@@ -116,7 +148,7 @@ def main() -> None:
 def report(seconds: dict[str, list[float]], num_bytes: int, threads: int) -> None:
     """Prints medians and bests of all rounds but the first, which warms up."""
     medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}
-    limit, peer = (medians[name] for name in (next(iter(medians)), list(medians)[-1]))
+    limit, peer = medians[next(iter(medians))], medians["safetensors load_file and copy"]
     print(f"{format_bytes(num_bytes)}, {threads} threads, load average {os.getloadavg()[0]:.1f}")
     print(f"{'':42}{'median':>9}{'best':>9}{'rate':>13}{'of limit':>10}{'vs load_file':>14}")
     for name, median in medians.items():
