@@ -15,6 +15,7 @@ from firstlight.kernels.reference.quantised import (
     int8_latent_attention,
     int8_paged_attention,
     quantised,
+    spread,
 )
 
 SLOTS, KV_HEADS, HEADS, CHANNELS = 4, 2, 6, 8
@@ -46,6 +47,29 @@ def test_zeros_stay_zeros_and_what_is_not_finite_stays_so() -> None:
     assert not values[1:].sum(-1).isfinite().any()
 
 
+@pytest.mark.parametrize("width", [1, 6, 8, 64, 96])
+def test_spreading_keeps_products_and_evens_out_a_channel(width: int) -> None:
+    x, y = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close((spread(x) * spread(y)).sum(-1), (x * y).sum(-1))
+    run = width & -width
+    one = torch.zeros(width)
+    one[0] = 1.0
+    torch.testing.assert_close(spread(one)[:run].abs(), torch.full((run,), run**-0.5))
+    assert not spread(one)[run:].any()
+
+
+def test_one_large_channel_does_not_coarsen_the_others() -> None:
+    torch.manual_seed(0)
+    k = torch.randn(200, 64)
+    k[:, 3] *= 30
+    q = torch.randn(200, 64)
+    q[:, 3] /= 30
+    exact = q @ k.T
+    plain = q @ dequantised(*quantised(k, 64), 64).T
+    turned = spread(q) @ dequantised(*quantised(spread(k), 64), 64).T
+    assert (turned - exact).norm() < (plain - exact).norm() / 2
+
+
 def spans() -> tuple[Tensor, Tensor, Tensor, int]:
     contexts = [before + new for before, new in zip(BEFORE, NEW, strict=True)]
     width = max(-(-context // SLOTS) for context in contexts)
@@ -69,8 +93,8 @@ def test_attention_is_that_over_the_values_the_bytes_stand_for(window: int | Non
     q, k, v = (torch.randn(sum(NEW), n, CHANNELS) for n in (HEADS, KV_HEADS, KV_HEADS))
     caches = [quantised(torch.randn(pages, KV_HEADS, SLOTS, CHANNELS), CHANNELS) for _ in "kv"]
     floats = [dequantised(*cache, CHANNELS) for cache in caches]
-    new = [dequantised(*quantised(x, CHANNELS), CHANNELS) for x in (k, v)]
-    want = paged_attention(q, *new, *floats, starts, contexts, table, 0.4, window)
+    new = [dequantised(*quantised(x, CHANNELS), CHANNELS) for x in (spread(k), v)]
+    want = paged_attention(spread(q), *new, *floats, starts, contexts, table, 0.4, window)
     tensors = [part for whole, scales in caches for part in (whole, scales[..., 0].clone())]
     got = int8_paged_attention(q, k, v, *tensors, starts, contexts, table, 0.4, window)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
@@ -94,7 +118,7 @@ def test_the_error_of_attention_is_within_what_half_steps_can_do(seed: int) -> N
     scales = [torch.empty(pages, KV_HEADS, SLOTS).half() for _ in "kv"]
     caches = (whole[0], scales[0], whole[1], scales[1])
     rough = int8_paged_attention(q, k, v, *caches, *place, table, scale)
-    moved = scale * q.abs().sum(-1).max() * scales[0].float().max() / 2
+    moved = scale * spread(q).abs().sum(-1).max() * scales[0].float().max() / 2
     most = (torch.exp(2 * moved) - 1) * v.abs().max() + scales[1].float().max() / 2
     assert 0 < (rough - exact).abs().max() <= most
     assert ((rough - exact).norm() / exact.norm()) < 0.01

@@ -50,6 +50,21 @@ def dequantised(q: Tensor, scales: Tensor, group: int) -> Tensor:
     return q.float() * scales.float().repeat_interleave(group, -1)[..., : q.shape[-1]]
 
 
+def spread(x: Tensor) -> Tensor:
+    """Return x, in float32 at least, turned so that each channel is spread over all of a run.
+
+    The runs are the greatest power of two that divides the width, the matrix is Hadamard's (as in
+    arXiv:2404.00456), and orthogonal: products of two spread vectors are those of the vectors.
+    """
+    size = x.shape[-1] & -x.shape[-1]
+    runs, half = wide(x).unflatten(-1, (-1, size)), 1
+    while half < size:
+        low, high = runs.unflatten(-1, (-1, 2, half)).unbind(-2)
+        runs = torch.stack((low + high, low - high), -2).flatten(-3)
+        half *= 2
+    return (runs * size**-0.5).flatten(-2)
+
+
 def int8_paged_attention(
     q_TNH: Tensor,
     k_TKH: Tensor,
@@ -66,11 +81,14 @@ def int8_paged_attention(
 ) -> Tensor:
     """Write k and v into the pages in INT8, then attend as `paged_attention` does.
 
-    A scale belongs to one token and head. Changes pages and scales in place; raises as
-    `paged_attention` does, and nothing is written then.
+    Keys are kept `spread`, and queries meet them so: a few channels of keys are much larger than
+    the rest and would set the scale of all. A scale belongs to one token and head. Changes pages
+    and scales in place; raises as `paged_attention` does, and nothing is written then.
     """
     spans = _spans(starts_B1, contexts_B, table_BP, keys_PKSH[:, 0, :, 0], len(q_TNH))
     caches = ((keys_PKSH, key_scales_PKS), (values_PKSH, value_scales_PKS))
+    out_TNH = torch.empty_like(q_TNH)
+    q_TNH, k_TKH = spread(q_TNH), spread(k_TKH)
     for x_TKH, (pages_PKSH, scales_PKS) in zip((k_TKH, v_TKH), caches, strict=True):
         whole_TKH, scales_TK1 = quantised(x_TKH, x_TKH.shape[-1])
         for span in spans:
@@ -80,7 +98,6 @@ def int8_paged_attention(
                 scales_PKS.dtype
             )
 
-    out_TNH = torch.empty_like(q_TNH)
     for span in spans:
         for begin in range(span.begin, span.end, QUERY_ROWS):
             end = min(span.end, begin + QUERY_ROWS)
