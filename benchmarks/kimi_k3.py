@@ -53,9 +53,9 @@ def main() -> int:
     options = parser.parse_args()
     parts = [
         "# Kimi K3's operations on a CPU\n",
-        f"Written by `benchmarks/kimi_k3.py --write`. Machine: {machine()}. All sides of a question "
-        "ran in turn in one process; medians over rounds; shares are of what the machine reached "
-        "in the same run.\n",
+        f"Written by `benchmarks/kimi_k3.py --write`. Machine: {machine()}. All sides of a "
+        "question ran in turn in one process; medians over rounds; shares are of what the machine "
+        "reached in the same run.\n",
     ]
     for script, title, question in RUNS:
         done = subprocess.run(
