@@ -21,13 +21,15 @@ from firstlight.checkpoint.findings import ERROR, NOTE, Finding, errors_of
 from firstlight.checkpoint.json_file import read_json
 from firstlight.checkpoint.names import NameReport, match_names
 from firstlight.checkpoint.reader import scan_checkpoint
+from firstlight.checkpoint.shard_map import ShardMap
 from firstlight.checkpoint.store import Store, read_manifest, size_findings
 from firstlight.checkpoint.store_layout import PartRecord, part_bytes
 from firstlight.checkpoint.store_names import MODEL_FOLDER, is_store
 from firstlight.checkpoint.tensor_info import Checkpoint
-from firstlight.errors import BadInput
+from firstlight.errors import BadInput, UsageError
 from firstlight.models.spec import ModelSpec, read_model_spec
 from firstlight.sharding.codecs import find_codec
+from firstlight.sharding.layout import Layout
 from firstlight.sharding.rules import TensorRule, applies
 from firstlight.sharding.slices import legal_degrees
 
@@ -81,6 +83,20 @@ def inspect_path(path: Path) -> InspectReport:
     if index is None:
         return _inspect_checkpoint(_plain(scan_checkpoint(path)))
     return _inspect_checkpoint(IndexedModel(path, index))
+
+
+def map_path(path: Path, layout: Layout) -> ShardMap:
+    """Returns which bytes of a sound checkpoint (or of the source its index names) go to which
+    rank.
+
+    Raises UsageError for a store or a GGUF file, LayoutError when the model cannot be cut so.
+    """
+    if is_store(path) or path.suffix == ".gguf":
+        raise UsageError(f"{path}: only tensors as published are mapped; name the checkpoint")
+    index = read_bare_index(path)
+    source = IndexedModel(path, index) if index else scan_checkpoint(path)
+    spec = read_model_spec(source.config())
+    return ShardMap(match_names(source.tensors, spec), spec, layout)
 
 
 def _plain(checkpoint: Checkpoint) -> Checkpoint:
