@@ -14,6 +14,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from firstlight.accept.plan_report import fleets_report
 from firstlight.accept.report import format_cell
@@ -22,7 +23,7 @@ from firstlight.models.spec import ModelSpec, read_model_spec
 from firstlight.planning.arrangement import Arrangement
 from firstlight.planning.constants import EXPECTED, OPTIMISTIC, PESSIMISTIC
 from firstlight.planning.cost import CostModel
-from firstlight.planning.explain import short_count
+from firstlight.planning.explain import milli, short_count
 from firstlight.planning.fleets import find_fleets
 from firstlight.planning.hardware import parse_fleet
 from firstlight.planning.memory import plan_memory
@@ -38,6 +39,7 @@ CONFIG = ROOT / "tests" / "data" / "k3" / "full" / "config.json"
 SELECTION = ROOT / "docs" / "guides" / "hardware-selection.md"
 PLANNING = ROOT / "docs" / "guides" / "planning.md"
 ERRORS = ROOT / "docs" / "benchmarks" / "planner.md"
+MEASURED = ROOT / "docs" / "benchmarks" / "planner.json"
 GIB = 2**30
 SCENARIOS = (OPTIMISTIC, EXPECTED, PESSIMISTIC)
 
@@ -52,6 +54,12 @@ The prompt rate of one card (pp 16) lies above its band: the model takes prompts
 matrix products of that size, and probably too little for the recurrence and the convolutions.
 
 ## What fits
+"""
+MACHINE_HEAD = """## A running engine on one machine
+
+Made by `python benchmarks/planner.py --store NAME=STORE ... --write` ({machine}). Figures of the
+machine were fitted to other loads; each load below was predicted, then served by an engine of its
+own. Errors are shares of what was measured: predicted 100 and measured 80 is +25 %.
 """
 SELECTION_HEAD = """# Which hardware for Kimi K3
 
@@ -75,6 +83,29 @@ config of Kimi K3. `plan` reads the config alone: no weights, no device, no torc
   not publish is a range and widens the band.
 * `--plan-path` keeps the plan as JSON, `--picture` draws it, `--emit` gives launch settings,
   `--rehearse` goes through every rank's load.
+
+## From a plan to a start
+
+```
+firstlight plan MODEL --devices 8xB300 --tp 8 --plan-path plan.json
+firstlight serve MODEL --plan plan.json
+firstlight up MODEL --plan plan.json
+firstlight up MODEL --rehearse --plan plan.json
+```
+
+* The plan's values stand where no flag, variable or settings file sets another; `--show-settings`
+  names the plan as their origin. A plan of another model or degree is refused, and so is one that
+  `serve` has no option for.
+* A start is refused by the sentence the plan is refused with, before a weight is read.
+  `--memory-bytes` gives both the memory of a device.
+* Every start is audited: weights, packed weights, caches and recurrent state when they are
+  allocated; framework, activations and resident memory at the largest step so far. More than 3 %
+  off is named in the timeline, in `/startup` and by `up`; `memory_predicted_bytes` and
+  `memory_actual_bytes` in `/metrics` have both numbers. A store keeps them in `audit/starts.jsonl`,
+  and the next start takes what the framework took from there.
+* `up --rehearse` makes the plan, load lists, process groups and modules of every rank on this
+  machine, without weights or devices, and says which checks would fail. Ranks of equal shapes are
+  built once.
 """
 
 LOADS = (
@@ -253,8 +284,45 @@ def errors_page(work: ModelWork) -> str:
         ERRORS_MISSING,
         *table(("fleet", "published", "sequences that fit", "agrees"), verdicts),
         "",
+        *machine_lines(),
     ]
     return "\n".join(lines)
+
+
+def machine_lines() -> list[str]:
+    """Returns the comparison with a running engine, if the benchmark has left one."""
+    if not MEASURED.exists():
+        return []
+    data = json.loads(MEASURED.read_text(encoding="utf-8"))
+    lines = [MACHINE_HEAD.format(machine=data["machine"])]
+    for model in data["models"]:
+        errors: list[tuple[object, ...]] = [
+            (name, *(f"{found[rank]:.1%}" for rank in ("median", "p90", "worst")))
+            for name, found in model["errors"].items()
+        ]
+        lines += [
+            f"### {model['name']}",
+            "",
+            *table(("metric", "median error", "p90", "worst"), errors),
+            "",
+            *table(
+                ("load", "TTFT", "predicted", "TPOT", "predicted", "resident", "predicted"),
+                [_machine_row(row) for row in model["rows"]],
+            ),
+            "",
+        ]
+    return lines
+
+
+def _machine_row(row: dict[str, Any]) -> tuple[object, ...]:
+    shape, measured, predicted = row["shape"], row["measured"], row["predicted"]
+    cells: list[object] = [
+        f"{shape['prompt']} in, {shape['output']} out, {shape['concurrency']} at once"
+    ]
+    for name in ("ttft", "tpot"):
+        cells += [milli(measured[name]), milli(predicted[name])]
+    held = (measured.get("resident", 0), predicted.get("resident", 0))
+    return (*cells, *(f"{size / 2**20:,.0f} MiB" for size in held))
 
 
 def _band(band: Band) -> str:

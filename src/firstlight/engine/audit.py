@@ -115,10 +115,8 @@ class Audit:
         )
         planned = activation_bytes(self._work, self._layout, shape)
         planned += logits_bytes(self._work, shape.sequences)
-        new = plan.num_tokens * self._block_bytes // self._settings.block_size
         for report in done:
-            taken = report.activation_bytes - (new if self._on_host else 0)
-            self._note(f"activations/{report.rank}", planned, max(0, taken))
+            self._note(f"activations/{report.rank}", planned, report.activation_bytes)
             if self._on_host:
                 whole = self._framework + (self._packed or 0) + self._touched(usage) + planned
                 self._note(f"resident/{report.rank}", whole, report.peak_bytes)

@@ -62,7 +62,13 @@ class PeakMemory:
         """Returns what the step took above rest at its peak; 0 when it was not measured."""
         if not self._is_measured:
             return 0
-        self._peak = self._place.peak_bytes() if self._place.owned else _high_mark()
+        if self._place.owned:
+            self._peak = self._place.peak_bytes()
+        else:
+            self._peak = _high_mark()
+            _return_free_memory()
+            # Blocks written for the first time stay: they are no part of the step.
+            self._rest = resident_bytes()
         return max(0, self._peak - self._rest)
 
     def _is_worth(self, num_tokens: int) -> bool:
@@ -83,8 +89,7 @@ class PeakMemory:
                 file.write(_RESET_HIGH_MARK)
         except OSError:
             return False
-        self._rest = resident_bytes()
-        return bool(self._rest)
+        return bool(resident_bytes())
 
 
 def _return_free_memory() -> None:

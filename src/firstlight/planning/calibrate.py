@@ -1,0 +1,94 @@
+"""Owns the fit of a device's rates to requests that were timed on it.
+
+Knows no service: an observation is a load with its first-token and per-token time. Four figures are
+fitted, those that the time model of one machine has: what memory and arithmetic reach, the least
+time of a kernel, and what the engine does between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log
+
+from firstlight.planning.arrangement import Arrangement
+from firstlight.planning.predict import Speed, speed
+from firstlight.planning.rates import Rates
+from firstlight.planning.work import ModelWork
+from firstlight.planning.workload import PlanRules, Workload
+
+# Factors by which a figure is changed in turn; each round takes a finer one.
+_FACTORS = (3.0, 1.7, 1.3, 1.1, 1.04, 1.015)
+_PASSES = 6
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A load and what was measured of it: seconds to the first token, and for each further one."""
+
+    load: Workload
+    ttft: float
+    tpot: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A model as a machine serves it: its work, degrees and settings."""
+
+    work: ModelWork
+    arrangement: Arrangement
+    rules: PlanRules
+
+    def speed(self, rates: Rates, load: Workload) -> Speed:
+        """The prediction for a load."""
+        return speed(self.work, self.arrangement, rates, load, self.rules)
+
+
+def fit(machine: Machine, start: Rates, observations: Sequence[Observation]) -> Rates:
+    """Returns rates under which the times of all observations are nearest, by squared logarithms.
+
+    Looks for a better value of one figure after the other in ever smaller steps. Rates of a device
+    whose figures were measured stay figures of that device: operations reach all of them.
+    """
+    known = replace(start.constants, memory=1.0, matrix=1.0, overlap=0.0, imbalance=1.0)
+    best = replace(start, constants=known, measured=True)
+    error = error_of(machine, best, observations)
+    for factor in _FACTORS:
+        for _ in range(_PASSES):
+            before = error
+            for change in (factor, 1 / factor):
+                for vary in (_memory, _matrix, _kernel, _host):
+                    tried = vary(best, change)
+                    found = error_of(machine, tried, observations)
+                    if found < error:
+                        best, error = tried, found
+            if error == before:
+                break
+    return best
+
+
+def error_of(machine: Machine, rates: Rates, observations: Sequence[Observation]) -> float:
+    """Returns the sum of squared logarithms of predicted over measured times."""
+    total = 0.0
+    for one in observations:
+        found = machine.speed(rates, one.load)
+        total += log(found.ttft / one.ttft) ** 2 + log(found.tpot / one.tpot) ** 2
+    return total
+
+
+def _memory(rates: Rates, factor: float) -> Rates:
+    return replace(rates, memory=rates.memory * factor)
+
+
+def _matrix(rates: Rates, factor: float) -> Rates:
+    return replace(rates, matrix=rates.matrix * factor, narrow=rates.narrow * factor)
+
+
+def _kernel(rates: Rates, factor: float) -> Rates:
+    known = rates.constants
+    return replace(rates, constants=replace(known, kernel=known.kernel * factor))
+
+
+def _host(rates: Rates, factor: float) -> Rates:
+    known = rates.constants
+    return replace(rates, constants=replace(known, host=known.host * factor))
