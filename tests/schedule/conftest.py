@@ -289,6 +289,7 @@ class Service:
         self.updates: dict[str, list[RequestUpdate]] = {}
         self.pending: StepPlan | None = None
         self.num_steps = 0
+        self.usage_before = self.cache.usage().groups
 
     def add(self, prompt: list[int], *, max_tokens: int = 4, **fields: Any) -> str:
         request_id = f"r{len(self.submitted)}"
@@ -332,6 +333,24 @@ class Service:
         self._take(self.scheduler.update(result))
         self.scheduler.check_integrity()
         self.rank.check_findable(self.cache)
+        self.check_conserved()
+
+    def check_conserved(self) -> None:
+        """What is counted of each group adds up, and no total falls."""
+        usage, running = self.cache.usage(), list(self.scheduler._running)
+        page, size = self.rank.paged[0], self.rank.block_size
+        room = sum(len(self.cache.blocks(r)[page]) * size - r.num_computed for r in running)
+        for group, before in zip(usage.groups, self.usage_before, strict=True):
+            assert group.used + group.cached + group.empty == group.usable
+            assert min(group.used, group.cached, group.empty) >= 0
+            assert 0 <= group.found_tokens <= group.asked_tokens
+            assert group.idle.num_reused <= group.hits
+            assert group.unwritten_tokens == (0 if group.kind == "recurrent" else room)
+            assert 0 <= group.stranded <= group.cached + group.empty
+            totals = (*group.idle, group.asked_tokens, group.found_tokens, group.hits)
+            earlier = (*before.idle, before.asked_tokens, before.found_tokens, before.hits)
+            assert all(now >= then for now, then in zip(totals, earlier, strict=True))
+        self.usage_before = usage.groups
 
     def step(self) -> StepPlan | None:
         plan = self.begin()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from firstlight.cache.idle_times import IdleTotals
 from firstlight.cache.prefix_index import PrefixChain
 
 RECURRENT = "recurrent"
@@ -16,8 +17,11 @@ RECURRENT = "recurrent"
 class GroupUsage(NamedTuple):
     """Units of one group: usable = used + cached (free, still findable) + empty.
 
-    `hits` and `evictions` count units since the start: found for a request, and findable ones that
-    were taken for something else.
+    `hits` counts units found for requests since the start, `idle` those of them nobody else held,
+    and the findable ones that were taken for something else. Of the tokens that requests could
+    have reused at most (`asked_tokens`) this group alone had `found_tokens`. `unwritten` tokens
+    have room in blocks that requests hold and are not computed (internal fragmentation); `stranded`
+    units are free and of no use, because another group has none (external).
     """
 
     kind: str
@@ -26,7 +30,17 @@ class GroupUsage(NamedTuple):
     cached: int
     empty: int
     hits: int
-    evictions: int
+    idle: IdleTotals = IdleTotals()
+    asked_tokens: int = 0
+    found_tokens: int = 0
+    unwritten_tokens: int = 0
+    stranded: int = 0
+    unit_bytes: int = 0
+
+    @property
+    def evictions(self) -> int:
+        """Findable units that were taken for something else, since the start."""
+        return self.idle.num_evicted
 
 
 @dataclass(frozen=True)

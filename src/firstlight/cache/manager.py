@@ -3,12 +3,13 @@
 Knows no tensor, no queue and no policy: whom to serve or to preempt is the scheduler's decision.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from firstlight.cache.cache_group import RECURRENT, BlockCounts, CacheGroup, CacheUsage, SlotCopy
 from firstlight.cache.cacheable_request import CacheableRequest
-from firstlight.cache.paged_group import PagedGroup, window_of
+from firstlight.cache.paged_group import PagedGroup, group_blocks
 from firstlight.cache.prefix_index import PrefixChain, PrefixKey, PrefixScope
 from firstlight.cache.recurrent_group import RecurrentGroup, Wish
 from firstlight.cache.snapshot_points import SnapshotPoint, SnapshotPoints, make_points
@@ -27,12 +28,13 @@ HINTED_USES = 3
 
 @dataclass
 class Holding:
-    """Blocks for `capacity` tokens, the first `num_committed` of them full and clean; where its
-    state is to be kept, if it is recurrent.
+    """Blocks for `capacity` tokens, `num_computed` of them written, the first `num_committed`
+    blocks full and clean; where its state is to be kept, if it is recurrent.
     """
 
     capacity: int
     num_committed: int
+    num_computed: int
     points: SnapshotPoints | None = None
 
 
@@ -41,12 +43,15 @@ class CacheOptions:
     """How the cache is used. No step computes more than `chunk_tokens` of one request (None: any
     number), which bounds what a group with a window holds of it; `window_blocks` is the number of
     blocks of groups by their window, where it is not that of the others. A running request leaves
-    one snapshot in `turn_tokens` of output.
+    one snapshot in `turn_tokens` of output. `unit_bytes` are those of a block or slot of each group
+    on one rank, for usage alone; `clock` gives seconds that never fall.
     """
 
     chunk_tokens: int | None = None
     window_blocks: Mapping[int, int] = field(default_factory=dict)
     turn_tokens: int = TURN_TOKENS
+    unit_bytes: tuple[int, ...] = ()
+    clock: Callable[[], float] = time.monotonic
 
 
 def distinct_specs(specs: Iterable[StateSpec | None]) -> list[StateSpec]:
@@ -57,12 +62,6 @@ def distinct_specs(specs: Iterable[StateSpec | None]) -> list[StateSpec]:
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Blocks that hold so many tokens; the planner rounds with this function too."""
     return -(-num_tokens // block_size)
-
-
-def group_blocks(spec: StateSpec, num_blocks: int, window_blocks: Mapping[int, int]) -> int:
-    """Blocks of one paged group, where all that are not named by their window have `num_blocks`."""
-    window = window_of(spec)
-    return num_blocks if window is None else window_blocks.get(window, num_blocks)
 
 
 class CacheManager:
@@ -110,6 +109,7 @@ class CacheManager:
                     num_slots=num_slots,
                     block_size=block_size,
                     holds_pages=self._holds_pages,
+                    clock=options.clock,
                 )
             else:
                 self._paged[index] = PagedGroup(
@@ -117,10 +117,14 @@ class CacheManager:
                     num_blocks=group_blocks(spec, num_blocks, options.window_blocks),
                     block_size=block_size,
                     chunk_tokens=options.chunk_tokens,
+                    clock=options.clock,
                 )
         by_index: dict[int, CacheGroup] = {**self._paged, **self._recurrent}
         self._groups = [by_index[index] for index in range(len(groups))]
         self._holdings: dict[str, Holding] = {}
+        self._unit_bytes = options.unit_bytes or (0,) * len(groups)
+        self._asked_tokens = 0
+        self._found_tokens = [0] * len(groups)
         unbounded = [g.num_usable for g in self._paged.values() if g.most_held is None]
         self.max_tokens = block_size * min(unbounded, default=UNBOUNDED_BLOCKS)
 
@@ -242,6 +246,7 @@ class CacheManager:
         To be called only when the step that computed them came back clean.
         """
         holding = self._holdings[request.request_id]
+        holding.num_computed = num_computed
         num_full = num_computed // self.block_size
         if num_full <= holding.num_committed:
             return
@@ -275,8 +280,20 @@ class CacheManager:
         return [list(group.table(request.request_id)) for group in self._groups]
 
     def usage(self) -> CacheUsage:
-        """Counts blocks by condition, in constant time."""
-        groups = tuple(group.usage() for group in self._groups)
+        """Counts units by condition; takes time for each request, none for each block."""
+        free = [group.num_free for group in self._groups]
+        holdings = self._holdings.values()
+        unwritten = sum(holding.capacity - holding.num_computed for holding in holdings)
+        groups = tuple(
+            group.usage()._replace(
+                asked_tokens=self._asked_tokens,
+                found_tokens=self._found_tokens[index],
+                unwritten_tokens=unwritten if index in self._paged else 0,
+                stranded=0 if min(free) else free[index],
+                unit_bytes=self._unit_bytes[index],
+            )
+            for index, group in enumerate(self._groups)
+        )
         return CacheUsage(self.block_size, len(self._holdings), groups)
 
     def check_integrity(self) -> None:
@@ -298,11 +315,20 @@ class CacheManager:
             if group.cost(chain, num_shared, num_blocks) > group.num_free:
                 return None
         points = self._points(request) if self._recurrent else None
-        holding = Holding(num_blocks * self.block_size, num_shared, points)
+        holding = Holding(num_blocks * self.block_size, num_shared, num_cached, points)
+        self._count_found(request, chain)
         self._holdings[request.request_id] = holding
         return [
             group.start(request.request_id, chain, num_shared, num_blocks) for group in self._groups
         ]
+
+    def _count_found(self, request: CacheableRequest, chain: PrefixChain) -> None:
+        """Counts what each group alone could have given a request that starts."""
+        if request.may_reuse:
+            most = (len(request.token_ids) - 1) // self.block_size * self.block_size
+            self._asked_tokens += most
+            for index, group in enumerate(self._groups):
+                self._found_tokens[index] += group.reusable_tokens(chain, most)
 
     def _next_point(self, request: CacheableRequest) -> SnapshotPoint | None:
         """The first point ahead whose state some group lacks and has a slot for."""

@@ -3,12 +3,14 @@
 Knows no tensor, no other group and no policy; the manager keeps the groups in step.
 """
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from firstlight.cache.block_pool import NULL_BLOCK, BlockPool
 from firstlight.cache.cache_group import GroupUsage
+from firstlight.cache.idle_times import IdleTimes
 from firstlight.cache.prefix_index import PrefixChain, PrefixIndex, PrefixKey
 from firstlight.sharding.state_spec import StateSpec
 
@@ -38,6 +40,12 @@ def most_blocks_held(window: int, chunk_tokens: int, block_size: int) -> int:
     return 1 if length < 2 else (length - 2) // block_size + 2
 
 
+def group_blocks(spec: StateSpec, num_blocks: int, window_blocks: Mapping[int, int]) -> int:
+    """Blocks of one paged group, where all that are not named by their window have `num_blocks`."""
+    window = window_of(spec)
+    return num_blocks if window is None else window_blocks.get(window, num_blocks)
+
+
 class PagedGroup:
     """Layers that keep keys and values, or a latent, per token: block i holds [i*B, (i+1)*B).
 
@@ -53,7 +61,13 @@ class PagedGroup:
     """
 
     def __init__(
-        self, spec: StateSpec, *, num_blocks: int, block_size: int, chunk_tokens: int | None = None
+        self,
+        spec: StateSpec,
+        *,
+        num_blocks: int,
+        block_size: int,
+        chunk_tokens: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
         self.most_held: int | None = None
@@ -63,7 +77,7 @@ class PagedGroup:
         self._index = PrefixIndex()
         self._tables: dict[str, Table] = {}
         self._num_hits = 0
-        self._num_evictions = 0
+        self._idle = IdleTimes(num_blocks, clock)
         self._num_cached = 0  # free blocks that are still findable
         if self._window is not None and chunk_tokens is not None:
             most = most_blocks_held(self._window, chunk_tokens, block_size)
@@ -119,7 +133,9 @@ class PagedGroup:
         assert request_id not in self._tables, f"{request_id} already has a block table"
         shared = self._shared(chain, num_shared)
         for block in shared:
-            self._num_cached -= self._pool.references(block) == 0
+            if self._pool.references(block) == 0:
+                self._num_cached -= 1
+                self._idle.reuse(block)
             self._pool.share(block)
         self._num_hits += len(shared)
         num_behind = num_shared - len(shared)
@@ -130,9 +146,10 @@ class PagedGroup:
     def extend(self, request_id: str, num_blocks: int) -> list[int]:
         """Adds blocks to a table and returns them; whatever they held is no longer findable."""
         blocks = [self._pool.acquire() for _ in range(num_blocks)]
-        num_evicted = sum(map(self._index.discard, blocks))
-        self._num_evictions += num_evicted
-        self._num_cached -= num_evicted
+        for block in blocks:
+            if self._index.discard(block):
+                self._num_cached -= 1
+                self._idle.evict(block)
         self._tables[request_id].blocks += blocks
         return blocks
 
@@ -188,7 +205,7 @@ class PagedGroup:
             cached=cached,
             empty=free - cached,
             hits=self._num_hits,
-            evictions=self._num_evictions,
+            idle=self._idle.totals,
         )
 
     def check_integrity(self, num_committed: dict[str, int]) -> None:
@@ -222,7 +239,9 @@ class PagedGroup:
     def _release(self, block: int) -> None:
         findable = block in self._index
         self._pool.release(block, keep=findable)
-        self._num_cached += findable and self._pool.references(block) == 0
+        if findable and self._pool.references(block) == 0:
+            self._num_cached += 1
+            self._idle.rest(block)
 
     def _shared(self, chain: PrefixChain, num_shared: int) -> list[int]:
         seen = range(self._first_seen(num_shared * self._block_size), num_shared)

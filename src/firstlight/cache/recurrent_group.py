@@ -11,6 +11,7 @@ One pool holds both. A live slot belongs to a running sequence. A snapshot belon
 a free slot that can still be found, and the one worth least goes when a slot is needed.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 from firstlight.cache.block_pool import BlockPool
 from firstlight.cache.cache_group import GroupUsage, SlotCopy
+from firstlight.cache.idle_times import IdleTimes
 from firstlight.cache.prefix_index import PrefixChain, PrefixIndex, PrefixKey
 from firstlight.cache.snapshot_values import SnapshotValues
 from firstlight.errors import OutOfBudget
@@ -73,6 +75,7 @@ class RecurrentGroup:
         num_slots: int,
         block_size: int,
         holds_pages: Callable[[PrefixKey], bool] = lambda key: True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if num_slots < 2:
             raise OutOfBudget(
@@ -88,7 +91,7 @@ class RecurrentGroup:
         self._live: dict[str, Live] = {}
         self._restores: list[SlotCopy] = []
         self._num_hits = 0
-        self._num_evictions = 0
+        self._idle = IdleTimes(num_slots, clock)
 
     @property
     def num_usable(self) -> int:
@@ -130,6 +133,8 @@ class RecurrentGroup:
             source = self._index.find(key)
             assert source is not None, "a snapshot is claimed that lookup did not report"
             self._values.use(source)
+            self._idle.reuse(source)
+            self._idle.rest(source)
             live = Live(self._acquire(spare=source), [key])
             self._num_hits += 1
             if live.slot != source:
@@ -175,6 +180,7 @@ class RecurrentGroup:
         is_entered = slot in self._index
         if is_entered:
             self._values.enter(slot, key, num_blocks=num_blocks, uses=wish.uses)
+            self._idle.rest(slot)
         self._pool.release(slot, keep=is_entered)
         if wish.is_turn:
             self._drop_turn(live)
@@ -209,7 +215,7 @@ class RecurrentGroup:
             cached=cached,
             empty=free - cached,
             hits=self._num_hits,
-            evictions=self._num_evictions,
+            idle=self._idle.totals,
         )
 
     def check_integrity(self, num_committed: dict[str, int]) -> None:
@@ -239,7 +245,8 @@ class RecurrentGroup:
         if self._has_empty:
             return self._pool.acquire()
         slot = self._values.choose_victim(spare=spare)
-        self._num_evictions += self._forget(slot)
+        self._forget(slot)
+        self._idle.evict(slot)
         self._pool.share(slot)
         return slot
 

@@ -8,6 +8,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 
+from firstlight.cache.cache_group import GroupUsage
 from firstlight.engine.constraints import Constraints
 from firstlight.engine.messages import (
     Cancel,
@@ -22,6 +23,7 @@ from firstlight.engine.messages import (
 from firstlight.engine.startup import Running
 from firstlight.errors import RequestError
 from firstlight.metrics.events import (
+    CacheGroupState,
     CacheState,
     NanRows,
     Preempted,
@@ -201,6 +203,8 @@ class EngineLoop:
         self._recorder.record(QueueState(num_waiting=counts.waiting, num_running=counts.running))
         usage = self._running.cache.usage()
         self._record_pool("kv", usage.used_share, "kv_bytes_per_rank")
+        for index, group in enumerate(usage.groups):
+            self._recorder.record(_group_state(index, group))
         slots = usage.slots
         if slots is not None:
             self._record_pool("recurrent", slots.used / slots.usable, "recurrent_bytes_per_rank")
@@ -219,6 +223,24 @@ class EngineLoop:
         self._recorder.record(
             CacheState(pool=pool, used_bytes=int(used_share * total), total_bytes=total)
         )
+
+
+def _group_state(index: int, group: GroupUsage) -> CacheGroupState:
+    idle = group.idle
+    return CacheGroupState(
+        group=f"{index}-{group.kind}",
+        used_bytes=group.used * group.unit_bytes,
+        cached_bytes=group.cached * group.unit_bytes,
+        empty_bytes=group.empty * group.unit_bytes,
+        stranded_bytes=group.stranded * group.unit_bytes,
+        unwritten_tokens=group.unwritten_tokens,
+        asked_tokens=group.asked_tokens,
+        found_tokens=group.found_tokens,
+        num_reused=idle.num_reused,
+        reused_seconds=idle.reused_seconds,
+        num_evicted=idle.num_evicted,
+        evicted_seconds=idle.evicted_seconds,
+    )
 
 
 def _refusal(request: SubmittedRequest, error: RequestError) -> Output:

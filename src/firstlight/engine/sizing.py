@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from firstlight.cache.manager import blocks_for, check_specs, distinct_specs, group_blocks
-from firstlight.cache.paged_group import most_blocks_held, window_of
+from firstlight.cache.manager import blocks_for, check_specs, distinct_specs
+from firstlight.cache.paged_group import group_blocks, most_blocks_held, window_of
 from firstlight.engine.settings import EngineSettings
 from firstlight.errors import OutOfBudget, UsageError
 from firstlight.models.spec import ModelSpec
@@ -60,6 +60,16 @@ class CacheNeeds:
     def block_bytes_by_kind(self) -> dict[str, int]:
         """`block_bytes`, by the kind of state."""
         return self.paged_bytes_by_kind(1)
+
+    @property
+    def unit_bytes(self) -> tuple[int, ...]:
+        """Bytes on one rank of a block or slot of each cache group, of all its layers."""
+        sizes: Counter[StateSpec] = Counter()
+        for state in self.states:
+            token = cached_token_bytes(state, self.tp, self.element_bytes, self.kv_dtype)
+            sizes[state] += token * self.block_size
+            sizes[state] += state.sequence_bytes(self.tp, self.element_bytes)
+        return tuple(sizes[state] for state in distinct_specs(self.states))
 
     @property
     def blocks_per_sequence(self) -> int:

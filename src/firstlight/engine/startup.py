@@ -196,7 +196,11 @@ class Startup:
             block_size=settings.block_size,
             model_digest=loaded[0].source_digest,
             num_slots=plan.num_slots,
-            options=CacheOptions(settings.chunk_tokens, plan.window_blocks),
+            options=CacheOptions(
+                settings.chunk_tokens,
+                plan.window_blocks,
+                unit_bytes=cache_needs(settings, spec).unit_bytes,
+            ),
         )
         limits = SchedulerSettings(
             max_sequences=settings.max_sequences,

@@ -85,6 +85,29 @@ class SlotState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     num_evictions: int
 
 
+class CacheGroupState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """How a cache group is used now, in bytes of one rank; from `asked_tokens` on, in all.
+
+    used + cached + empty bytes are all there are; `stranded_bytes` are the part of the latter two
+    that nobody can use, because another group is full. `unwritten_tokens` have room in blocks that
+    requests hold. Of `asked_tokens` this group had `found_tokens`; units that were reused or
+    evicted had been idle for so many seconds.
+    """
+
+    group: str
+    used_bytes: int
+    cached_bytes: int
+    empty_bytes: int
+    stranded_bytes: int
+    unwritten_tokens: int
+    asked_tokens: int
+    found_tokens: int
+    num_reused: int
+    reused_seconds: float
+    num_evicted: int
+    evicted_seconds: float
+
+
 class PrefixLookup(msgspec.Struct, frozen=True, tag=True):
     """A prompt of `num_tokens` was looked up and `num_hit` of them were found."""
 
@@ -135,6 +158,7 @@ Event = (
     | QueueState
     | CacheState
     | SlotState
+    | CacheGroupState
     | PrefixLookup
     | Preempted
     | NanRows

@@ -134,6 +134,21 @@ class Series:
         self._set("snapshot_evictions_total", event.num_evictions)
 
     @_fold.register
+    def _(self, event: events.CacheGroupState) -> None:
+        assert 0 <= event.found_tokens <= event.asked_tokens, "more tokens found than asked for"
+        self._set("cache_group_bytes", event.used_bytes, event.group, "used")
+        self._set("cache_group_bytes", event.cached_bytes, event.group, "cached")
+        self._set("cache_group_bytes", event.empty_bytes, event.group, "empty")
+        self._set("cache_stranded_bytes", event.stranded_bytes, event.group)
+        self._set("cache_unwritten_tokens", event.unwritten_tokens, event.group)
+        self._set("cache_asked_tokens_total", event.asked_tokens, event.group)
+        self._set("cache_found_tokens_total", event.found_tokens, event.group)
+        self._set("cache_reuses_total", event.num_reused, event.group)
+        self._set("cache_reuse_gap_seconds_total", event.reused_seconds, event.group)
+        self._set("cache_evictions_total", event.num_evicted, event.group)
+        self._set("cache_evicted_idle_seconds_total", event.evicted_seconds, event.group)
+
+    @_fold.register
     def _(self, event: events.PrefixLookup) -> None:
         assert 0 <= event.num_hit <= event.num_tokens, "more prefix tokens found than looked up"
         self._add("prefix_lookup_tokens_total", event.num_tokens)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from firstlight.cache.manager import distinct_specs, group_blocks
+from firstlight.cache.manager import distinct_specs
+from firstlight.cache.paged_group import group_blocks
 from firstlight.errors import ConfigError
 from firstlight.layers.layer_state import (
     LayerState,
