@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from firstlight.cache.manager import blocks_for, group_blocks
+from firstlight.cache.manager import blocks_for
+from firstlight.cache.paged_group import group_blocks
 from firstlight.planning.activations import StepShape, activation_bytes, encoder_bytes
 from firstlight.planning.arrangement import Arrangement
 from firstlight.planning.hardware import Fleet

@@ -7,7 +7,7 @@ Knows no device, no process and no tensor; ranks that hold equal slices are work
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 
@@ -15,7 +15,7 @@ from firstlight.errors import LayoutError
 from firstlight.models.spec import ModelSpec
 from firstlight.planning.explain import shortage
 from firstlight.planning.memory import WEIGHTS, MemoryPlan
-from firstlight.planning.weights import WeightClass, WeightTable
+from firstlight.planning.weights import ELEMENT_BYTES, WeightClass, WeightTable
 from firstlight.sharding.layout import Layout, Place
 from firstlight.sharding.slices import check_layout, covers_once, local_shape, slice_for
 from firstlight.units import format_bytes
@@ -99,7 +99,9 @@ def rehearse(
 
 def _loads(table: WeightTable, layout: Layout) -> list[RankLoad]:
     @cache
-    def cut_at(index: int, tp_index: int, ep_index: int, expert_tp_index: int) -> tuple[int, ...]:
+    def cut_at(
+        index: int, tp_index: int, ep_index: int, expert_tp_index: int
+    ) -> tuple[int, int, int]:
         one = table.classes[index]
         place = Place(flat, 0, 0, 0, tp_index, ep_index, expert_tp_index)
         return _cut(table, one, place)
@@ -109,14 +111,16 @@ def _loads(table: WeightTable, layout: Layout) -> list[RankLoad]:
     for rank in range(layout.world_size):
         place = layout.place(rank)
         counts = table.stage_counts(layout.pp, place.pp_index)
-        totals = [0, 0, 0]
+        tensors = read = held = 0
         for index, count in enumerate(counts):
             if count:
                 at = (place.tp_index, place.ep_index, place.expert_tp_index)
                 key = (0, *at[1:]) if table.classes[index].is_expert else (at[0], 0, 0)
                 found = cut_at(index, *key)
-                totals = [total + count * each for total, each in zip(totals, found, strict=True)]
-        loads.append(RankLoad(rank, place.pp_index, *totals, counts))
+                tensors += count * found[0]
+                read += count * found[1]
+                held += count * found[2]
+        loads.append(RankLoad(rank, place.pp_index, tensors, read, held, counts))
     return loads
 
 
@@ -190,15 +194,24 @@ def _names(spec: ModelSpec, table: WeightTable, source: SourceNames) -> list[Out
         Outcome("no tensor is unexpected", not extra, _listed(extra) or f"{len(wanted):,} rules"),
     ]
     if source.total_bytes is not None:
-        unused = sum(
-            table.whole_bytes(c) * c.copies * max(1, len(c.layers))
-            for c in table.classes
-            if c.tensor.unused
-        )
-        ours = table.total_bytes + unused
-        detail = f"{ours:,} by the rules, {source.total_bytes:,} in the index"
-        found.append(Outcome("bytes agree", ours == source.total_bytes, detail))
+        found.append(_bytes_agree(table, source.total_bytes))
     return found
+
+
+def _bytes_agree(table: WeightTable, total_bytes: int) -> Outcome:
+    """Compares the index with the rules; files may hold another type than is computed in."""
+    sizes = dict.fromkeys((table.element_bytes, *ELEMENT_BYTES.values()))
+    ours = [_source_bytes(replace(table, element_bytes=size)) for size in sizes]
+    found = total_bytes if total_bytes in ours else ours[0]
+    detail = f"{found:,} by the rules, {total_bytes:,} in the index"
+    return Outcome("bytes agree", found == total_bytes, detail)
+
+
+def _source_bytes(table: WeightTable) -> int:
+    """Bytes of all parameters and of what a source holds beside them."""
+    unused = (c for c in table.classes if c.tensor.unused)
+    beside = sum(table.whole_bytes(c) * c.copies * max(1, len(c.layers)) for c in unused)
+    return table.total_bytes + beside
 
 
 def _memory(loads: tuple[RankLoad, ...], memory: MemoryPlan) -> list[Outcome]:
