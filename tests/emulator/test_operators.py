@@ -85,6 +85,9 @@ def same_as_host() -> list[str]:
         "expand": lambda t: t[:, :1].expand(6, 3) * t[:, 1:2],
         "unique": lambda t: torch.unique((t * 2).int(), return_counts=True)[1],
         "scalar": lambda t: t.sum().item(),
+        "complex view": lambda t: torch.view_as_real(
+            torch.view_as_complex(t[1:].view(5, 4, 2)) * 1j
+        ),
         "empty": lambda t: t[:0].sum(0),
         "attention": lambda t: torch.nn.functional.scaled_dot_product_attention(t, t, t),
     }

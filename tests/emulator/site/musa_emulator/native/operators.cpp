@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/native/Resize.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -145,6 +146,16 @@ c10::IValue Invocation::to_host(const c10::IValue& value, const c10::Argument& a
   return value.isDevice() ? c10::IValue(c10::Device(at::kCPU)) : value;
 }
 
+// The host's view of a twin, as a view of ours: same place, sizes and, for complex views, dtype.
+at::Tensor view_of(const at::Tensor& ours, const at::Tensor& host) {
+  auto view = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(ours.storage()), ours.key_set(), host.dtype());
+  const auto bytes = ours.storage_offset() * static_cast<int64_t>(ours.itemsize());
+  const auto offset = host.storage_offset() + bytes / static_cast<int64_t>(host.itemsize());
+  at::native::setStrided(view, host.sizes(), host.strides(), offset);
+  return view;
+}
+
 at::Tensor Invocation::bring_back(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return tensor;
@@ -155,8 +166,7 @@ at::Tensor Invocation::bring_back(const at::Tensor& tensor) {
     }
     if (!pair.replaced && pair.host.storage().unsafeGetStorageImpl() ==
                               tensor.storage().unsafeGetStorageImpl()) {
-      return pair.ours.as_strided(tensor.sizes(), tensor.strides(),
-                                  pair.ours.storage_offset() + tensor.storage_offset());
+      return view_of(pair.ours, tensor);
     }
   }
   const auto plain = tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
