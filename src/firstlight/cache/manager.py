@@ -158,9 +158,10 @@ class CacheManager:
         # A group may hold state at single positions only, so all are asked again until nobody
         # objects. The number falls with each round, and 0 suits everybody. Pages come first: they
         # often end early, and then no key of the tokens behind has to be made.
+        groups: list[CacheGroup] = [*self._paged.values(), *self._recurrent.values()]
         while True:
             asked = num_tokens
-            for group in (*self._paged.values(), *self._recurrent.values()):
+            for group in groups:
                 num_tokens = group.reusable_tokens(chain, num_tokens)
             if num_tokens == asked:
                 return num_tokens

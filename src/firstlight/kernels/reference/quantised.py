@@ -38,7 +38,8 @@ def quantised(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     whoever reads them finds out.
     """
     width = x.shape[-1]
-    padded = functional.pad(wide(x), (0, -width % group)).unflatten(-1, (-1, group))
+    padded = functional.pad(wide(x), (0, -width % group))
+    padded = padded.reshape(*x.shape[:-1], -1, group)
     scales = (padded.abs().amax(-1) / MOST).half()
     steps = scales.to(padded.dtype).unsqueeze(-1)
     whole = torch.where(steps == 0, 0, padded / steps).nan_to_num(0).round().clamp(-MOST, MOST)
@@ -57,12 +58,13 @@ def spread(x: Tensor) -> Tensor:
     arXiv:2404.00456), and orthogonal: products of two spread vectors are those of the vectors.
     """
     size = x.shape[-1] & -x.shape[-1]
-    runs, half = wide(x).unflatten(-1, (-1, size)), 1
+    runs, half = wide(x), 1
     while half < size:
-        low, high = runs.unflatten(-1, (-1, 2, half)).unbind(-2)
-        runs = torch.stack((low + high, low - high), -2).flatten(-3)
+        low, high = runs.reshape(*x.shape[:-1], -1, 2, half).unbind(-2)
+        runs = torch.stack((low + high, low - high), -2)
         half *= 2
-    return (runs * size**-0.5).flatten(-2)
+    out: Tensor = runs.reshape(x.shape) * float(size) ** -0.5
+    return out
 
 
 def int8_paged_attention(
@@ -262,8 +264,8 @@ def _attend(
         total_KM1 = total_KM1 * faded_KM1 + shares_KMX.sum(-1, keepdim=True)
         mixed_KMH = mixed_KMH * faded_KM1 + shares_KMX @ values_KXH
         best_KM1 = higher_KM1
-    out_KTGH = (mixed_KMH / total_KM1).unflatten(1, (tokens, -1))
-    return out_KTGH.transpose(0, 1).flatten(1, 2).to(q_TNH.dtype)
+    out_KTGH = (mixed_KMH / total_KM1).view(kv_heads, tokens, -1, channels)
+    return out_KTGH.transpose(0, 1).reshape(tokens, heads, channels).to(q_TNH.dtype)
 
 
 def _heads(pages_PKSH: Tensor, scales_PKS: Tensor, span: Span, block: slice) -> Tensor:
