@@ -1,6 +1,8 @@
 # A fresh clone needs nothing done first: every target below builds what it lacks.
 #
-#   make demo        SmolLM2-135M: fetched, checked, sharded, served, asked, on this machine
+#   make demo        k3-mini, a small Kimi K3 that is bundled: checked, sharded, served on two ranks,
+#                    asked about text and images; report in build/demo/report.html
+#   make demo-smollm2   the same with SmolLM2-135M, fetched (93 MB)
 #   make test        the whole suite           make test-fast   without the slow tests
 #   make test-emulated   the engine on an emulated accelerator (docs/guides/musa-emulator.md)
 #   make check       lint, format, types, architecture, and the torch-free part on Python 3.10
@@ -17,23 +19,33 @@ VENV_FLAGS ?=
 VENV ?= .venv
 VENV310 ?= .venv310
 DEMO_DIR ?= build/demo
-PROMPT ?= What is the capital of France?
-TP ?= 1
+SMOLLM2_DIR ?= build/demo-smollm2
+PROMPT ?=
+TP ?=
 BENCH ?=
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 KERNELS := $(VENV)/.kernels
 INSTALLED310 := $(VENV310)/.installed
+BUNDLED := src/firstlight/data/k3_mini
+LOOKUP := zebra=412\napple=7\nriver=93\n\nWhat is "zebra"?
 KERNEL_SOURCES := $(wildcard src/firstlight/kernels/*.py src/firstlight/kernels/cpp/*)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-fast test-py310 test-emulated check lint types architecture bench serve build clean
+.PHONY: demo demo-smollm2 test test-fast test-py310 test-emulated check lint types architecture bench serve build clean
 
+# Lines of a prompt are written as \n.
+demo: export ASKED = $(or $(PROMPT),$(LOOKUP))
 demo: $(KERNELS)
+	@$(BIN)/firstlight up $(BUNDLED) --store $(DEMO_DIR)/store --tp $(or $(TP),2) \
+	    --profile k3-mini --html $(DEMO_DIR)/report.html \
+	    --ask "$$(printf '%b' "$$ASKED")" -- --kv-budget-bytes 256MiB
+
+demo-smollm2: $(KERNELS)
 	@gguf=$$($(BIN)/python scripts/fetch_smollm2.py) && \
-	$(BIN)/firstlight up "$$gguf" --store $(DEMO_DIR)/store --tp $(TP) \
-	    --profile smollm2-135m --ask "$(PROMPT)"
+	$(BIN)/firstlight up "$$gguf" --store $(SMOLLM2_DIR)/store --tp $(or $(TP),1) \
+	    --profile smollm2-135m --ask "$(or $(PROMPT),What is the capital of France?)"
 
 test: $(KERNELS)
 	$(BIN)/python -m pytest
@@ -60,15 +72,16 @@ architecture: $(INSTALLED)
 	$(BIN)/python -m pytest -q tests/architecture
 
 bench: $(KERNELS)
-	@test -f $(DEMO_DIR)/store/COMPLETE || $(MAKE) --no-print-directory demo
-	@test -f $(DEMO_DIR)/hf/config.json || $(BIN)/firstlight export $(DEMO_DIR)/store $(DEMO_DIR)/hf
-	$(BIN)/python benchmarks/serving.py --model $(DEMO_DIR)/hf --store $(DEMO_DIR)/store --write \
+	@test -f $(SMOLLM2_DIR)/store/COMPLETE || $(MAKE) --no-print-directory demo-smollm2
+	@test -f $(SMOLLM2_DIR)/hf/config.json || \
+	  $(BIN)/firstlight export $(SMOLLM2_DIR)/store $(SMOLLM2_DIR)/hf
+	$(BIN)/python benchmarks/serving.py --model $(SMOLLM2_DIR)/hf --store $(SMOLLM2_DIR)/store --write \
 	  --firstlight-command "$(BIN)/firstlight serve {store} --port {port} --kv-budget-bytes 1GiB" \
 	  --kv-bytes 1073741824 $(BENCH)
 
 serve: $(KERNELS)
 	@test -f $(DEMO_DIR)/store/COMPLETE || $(MAKE) --no-print-directory demo
-	$(BIN)/firstlight serve $(DEMO_DIR)/store --tp $(TP)
+	$(BIN)/firstlight serve $(DEMO_DIR)/store --tp $(or $(TP),2)
 
 build: $(KERNELS)
 

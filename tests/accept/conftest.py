@@ -23,6 +23,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from firstlight.accept.samples import picture_url
+
 MODEL = "rules-1"
 FACTS = {
     "capital of france": "Paris",
@@ -31,6 +33,16 @@ FACTS = {
     "opposite of hot": "cold",
     "planet do we live": "Earth",
     "symbol for water": "H2O",
+}
+PICTURES = {
+    picture_url(f"{name}.png"): name
+    for name in (
+        "any-red-circle",
+        "any-blue-square",
+        "any-green-triangle",
+        "any-digit-4",
+        "any-digit-7",
+    )
 }
 WORDS = (
     "sea",
@@ -103,6 +115,19 @@ class Broken(Exception):
         self.status = status
 
 
+def look(content: list[dict[str, Any]], faults: Faults) -> str:
+    """The answer to a question about pictures: each bundled one is known by its bytes and name."""
+    text = next(part["text"] for part in content if part["type"] == "text").lower()
+    urls = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+    names = [PICTURES[url] for url in urls]
+    if "sees nothing" in faults:
+        names = ["any-red-circle"] * len(names)
+    if "first or the second" in text:
+        return "first" if "circle" in names[0] else "second"
+    *_, first, second = names[0].split("-")
+    return second if "digit" in text or "shape:" in text or "which shape" in text else first
+
+
 def validate(body: Any, chat: bool, faults: Faults) -> None:
     if not isinstance(body, dict):
         raise Broken(400, "the body is no object")
@@ -112,6 +137,8 @@ def validate(body: Any, chat: bool, faults: Faults) -> None:
     right = isinstance(prompt, list) and prompt if chat else isinstance(prompt, (str, list))
     if not right:
         raise Broken(500 if "crashes on bad input" in faults else 422, "bad prompt")
+    if chat and "sees" not in faults.names and "image_url" in json.dumps(prompt):
+        raise Broken(500 if "crashes on images" in faults else 400, "text only")
     if not isinstance(body.get("max_tokens", 1), int) or body.get("max_tokens", 1) < 1:
         raise Broken(400, "bad max_tokens")
     if not isinstance(body.get("temperature", 1), (int, float)):
@@ -125,7 +152,10 @@ def validate(body: Any, chat: bool, faults: Faults) -> None:
 
 def prompt_text(body: dict[str, Any], chat: bool) -> str:
     if chat:
-        return str(body["messages"][-1]["content"])
+        content = body["messages"][-1]["content"]
+        if isinstance(content, list):
+            content = next(part["text"] for part in content if part["type"] == "text")
+        return str(content)
     prompt = body["prompt"]
     return prompt if isinstance(prompt, str) else " ".join(f"w{i}" for i in prompt)
 
@@ -133,7 +163,9 @@ def prompt_text(body: dict[str, Any], chat: bool) -> str:
 def answer_tokens(body: dict[str, Any], chat: bool, faults: Faults) -> tuple[list[str], str]:
     """The tokens of the answer and the finish reason."""
     prompt = prompt_text(body, chat)
-    text = broken_text(think(prompt, chat), prompt, chat, faults)
+    content = body["messages"][-1]["content"] if chat else ""
+    thought = look(content, faults) if isinstance(content, list) else think(prompt, chat)
+    text = broken_text(thought, prompt, chat, faults)
     if "requests mix" in faults and faults.active > 1:
         text = ramble(f"{faults.active}")
     if "breaks on disconnect" in faults and faults.was_left:

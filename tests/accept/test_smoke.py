@@ -17,9 +17,17 @@ def smoke(url: str) -> Report:
 
 
 def test_a_sound_service_passes_every_check(start_service: Start) -> None:
+    report = smoke(start_service("sees").url)
+    unsure = {c.name for c in report.all_checks if c.status != "ok"}
+    assert unsure == {"reasoning is told apart", "tool calls are well-formed"}
+    assert report.failed == () and len(report.all_checks) > 30
+
+
+def test_a_service_of_text_only_passes_and_is_called_so(start_service: Start) -> None:
     report = smoke(start_service().url)
-    assert [(c.name, c.detail) for c in report.all_checks if c.status != "ok"] == []
-    assert len(report.all_checks) > 30
+    assert report.failed == ()
+    told = {c.name: c.detail for c in report.all_checks if c.status == "unknown"}
+    assert "text only: HTTP 400" in told["images are read"]
 
 
 def test_a_service_with_chat_only_passes(start_service: Start) -> None:
@@ -31,6 +39,7 @@ def test_a_service_with_chat_only_passes(start_service: Start) -> None:
 @pytest.mark.parametrize(
     ("fault", "check"),
     [
+        ("crashes on images", "images are read"),
         ("constant", "answers depend on the prompt"),
         ("loops", "no token loops"),
         ("echo", "answers are not the prompt"),
@@ -63,11 +72,16 @@ def test_a_broken_service_fails_the_check_of_its_fault(
     assert report.exit_code == 1
 
 
+def test_a_service_that_is_blind_to_its_images_fails(start_service: Start) -> None:
+    report = smoke(start_service("sees", "sees nothing").url)
+    assert {c.name for c in report.failed} == {"answers depend on the image", "images"}
+
+
 def test_nothing_listening_is_said_with_the_address() -> None:
     with pytest.raises(EnvironmentProblem, match=r"127\.0\.0\.1:9/v1/models"):
         smoke("http://127.0.0.1:9")
 
 
 def test_an_unknown_profile_names_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"smollm2-135m, unknown"):
+    with pytest.raises(UsageError, match=r"k3-mini, smollm2-135m, unknown"):
         run_smoke(SmokeSettings("http://127.0.0.1:9", profile="nope"))

@@ -1,14 +1,16 @@
 """Owns the bundled prompts with known answers: how a profile is read and when an answer is right.
 
-Knows nothing of endpoints; profiles are data files beside this one.
+Knows nothing of endpoints; profiles are data files beside this one, their images in `pictures/`.
 """
 
 from __future__ import annotations
 
+import base64
 import re
 import unicodedata
+from collections.abc import Mapping
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,14 +18,24 @@ from firstlight.accept.client import Api
 from firstlight.errors import UsageError
 
 _PREFIX, _SUFFIX = "samples_", ".json"
+Ability = Literal["images", "reasoning", "tools"]
+
+
+class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call that a sample should lead to: the tool's name and its arguments, by name."""
+
+    name: str
+    arguments: dict[str, Any]
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One prompt and what counts as right.
 
     `exact` compares the whole text with the only entry of `accept`; `contains` looks for any entry
-    as whole words, whatever the case; `any` takes every text. `finish_reason` and `prompt_tokens`
-    are compared where given. `must_stop` says that any working chat model ends this answer itself.
+    as whole words, whatever the case; `any` takes every text. `finish_reason`, `prompt_tokens`,
+    `reasoning` and `calls` are compared where given. `must_stop` says that any working chat model
+    ends this answer itself. `images` names files shown before the prompt; `after` holds messages
+    that follow it, as a client would send them. `shown` puts the exchange into the report.
     """
 
     name: str
@@ -36,6 +48,32 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finish_reason: str = ""
     prompt_tokens: int | None = None
     must_stop: bool = False
+    images: tuple[str, ...] = ()
+    after: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    effort: str = ""
+    reasoning: str | None = None
+    calls: tuple[Call, ...] | None = None
+    shown: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields of a request that this sample adds or replaces."""
+        found: dict[str, Any] = {"messages": self._messages()} if self.api == "chat" else {}
+        if self.tools:
+            found["tools"] = list(self.tools)
+        if self.effort:
+            found["reasoning_effort"] = self.effort
+        return found
+
+    def _messages(self) -> list[dict[str, Any]]:
+        content: Any = self.prompt
+        if self.images:
+            parts = [
+                {"type": "image_url", "image_url": {"url": picture_url(n)}} for n in self.images
+            ]
+            content = [*parts, {"type": "text", "text": self.prompt}]
+        return [{"role": "user", "content": content}, *self.after]
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,13 +83,28 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     need: float
 
 
+class Likelihood(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Log-probabilities (natural, one a token from the second on) of a text's own tokens.
+
+    `tolerance` is how far the mean of the absolute differences may be: it is above what number
+    formats and layouts change, and below what one damaged part does.
+    """
+
+    name: str
+    text: str
+    logprobs: tuple[float, ...]
+    tolerance: float
+
+
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A set of samples for one model, or for any."""
+    """A set of samples for one model, or for any; `demands` names abilities it must have."""
 
     name: str
     description: str
     groups: tuple[Group, ...]
     samples: tuple[Sample, ...]
+    demands: tuple[Ability, ...] = ()
+    likelihoods: tuple[Likelihood, ...] = ()
 
 
 def profile_names() -> list[str]:
@@ -70,6 +123,12 @@ def load_profile(name: str) -> Profile:
     return msgspec.json.decode(file.read_bytes(), type=Profile)
 
 
+def picture_url(name: str) -> str:
+    """A bundled picture as a data URL."""
+    data = (resources.files(__package__ or "") / "pictures" / name).read_bytes()
+    return "data:image/png;base64," + base64.b64encode(data).decode("ascii")
+
+
 def is_right(sample: Sample, text: str) -> bool:
     """Whether a text is a right answer; spaces around it and Unicode composition do not count."""
     if sample.match == "any":
@@ -77,6 +136,19 @@ def is_right(sample: Sample, text: str) -> bool:
     if sample.match == "exact":
         return text == sample.accept[0]
     return any(_holds(text, wanted) for wanted in sample.accept)
+
+
+def calls_problem(wanted: tuple[Call, ...], got: tuple[Mapping[str, Any], ...]) -> str:
+    """What is wrong with the calls of an answer, as `name` and `arguments` (JSON); empty when
+    they are those wanted.
+    """
+    try:
+        found = [(call["name"], msgspec.json.decode(call["arguments"])) for call in got]
+    except (KeyError, TypeError, msgspec.DecodeError):
+        return f"calls that cannot be read: {[dict(call) for call in got]!a}"
+    if found != [(call.name, call.arguments) for call in wanted]:
+        return f"calls {found!a}"
+    return ""
 
 
 def _holds(text: str, wanted: str) -> bool:

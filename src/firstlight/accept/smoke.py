@@ -15,7 +15,18 @@ from firstlight.accept.bench_load import find_model
 from firstlight.accept.client import Answer, Api, BrokenStream, Endpoint, get
 from firstlight.accept.report import Check, Report, Section
 from firstlight.accept.samples import Profile, Sample, load_profile
+from firstlight.accept.smoke_abilities import (
+    IMAGES,
+    TOOLS,
+    check_images,
+    check_streamed,
+    check_tools,
+    judge_reasoning,
+    streamed_samples,
+)
 from firstlight.accept.smoke_answers import Answered, judge_groups, judge_health
+from firstlight.accept.smoke_exchanges import exchange_rows, exchanges
+from firstlight.accept.smoke_likelihood import check_likelihood
 from firstlight.accept.smoke_protocol import PROTOCOL_CHECKS, check_stream
 from firstlight.accept.smoke_refusals import check_refusals
 from firstlight.accept.smoke_service import (
@@ -69,16 +80,59 @@ async def _smoke(settings: SmokeSettings, profile: Profile) -> Report:
         if offered:
             service = Service(client, model, offered)
             sections += await _protocol_sections(service)
-            answered = [
-                await _ask(service, sample, settings.answer_tokens)
-                for sample in profile.samples
-                if sample.api in offered
-            ]
-            checks = (*judge_health(answered), *judge_groups(profile, answered))
-            sections.append(Section(f"answers (profile {profile.name})", checks=checks))
+            asked = await _answer_sections(service, profile, settings.answer_tokens)
+            answered = asked.answered
+            sections += asked.sections
     lines = (f"{endpoint.root}, model {model or '?'}", f"profile: {profile.description}")
     heading = Section("", lines=lines)
     return Report("firstlight smoke", (heading, *sections), data=_data(settings, model, answered))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What came of the profile's samples."""
+
+    answered: list[Answered]
+    sections: list[Section]
+
+
+async def _answer_sections(service: Service, profile: Profile, answer_tokens: int) -> _Asked:
+    sight = await _guarded_or_none(IMAGES, check_images(service, profile))
+    sees = sight is None or sight.status == "ok"
+    samples = [
+        one for one in profile.samples if one.api in service.apis and (sees or not one.images)
+    ]
+    answered = [await _ask(service, sample, answer_tokens) for sample in samples]
+    checks = [*judge_health(answered), *judge_groups(profile, answered)]
+    checks += [
+        await _guarded(f"likelihood of {one.name}", check_likelihood(service, one))
+        for one in profile.likelihoods
+    ]
+    abilities = [sight] if sight else []
+    if "chat" in service.apis:
+        abilities += await _ability_checks(service, profile, answer_tokens, sees=sees)
+        abilities.insert(1 if sight else 0, judge_reasoning(profile, answered))
+    return _Asked(
+        answered,
+        [
+            Section("abilities", checks=tuple(abilities)),
+            Section(f"answers (profile {profile.name})", checks=tuple(checks)),
+            *exchanges(answered),
+        ],
+    )
+
+
+async def _ability_checks(
+    service: Service, profile: Profile, answer_tokens: int, *, sees: bool
+) -> list[Check]:
+    tools = await _guarded(TOOLS, check_tools(service, profile, answer_tokens))
+    streams = [
+        await _guarded(
+            f"stream equals whole: {kind}", check_streamed(service, kind, sample, answer_tokens)
+        )
+        for kind, sample in streamed_samples(profile, images=sees)
+    ]
+    return [tools, *streams]
 
 
 async def _check_models(client: httpx.AsyncClient, wanted: str) -> tuple[Check, str]:
@@ -131,6 +185,13 @@ async def _guarded(name: str, check: Awaitable[Check]) -> Check:
         return Check(name, "fail", ascii(f"{type(problem).__name__}: {problem}")[1:-1])
 
 
+async def _guarded_or_none(name: str, check: Awaitable[Check | None]) -> Check | None:
+    try:
+        return await check
+    except (Malformed, EnvironmentProblem) as problem:
+        return Check(name, "fail", ascii(f"{type(problem).__name__}: {problem}")[1:-1])
+
+
 async def _guarded_all(name: str, checks: Awaitable[tuple[Check, ...]]) -> tuple[Check, ...]:
     try:
         return await checks
@@ -141,7 +202,10 @@ async def _guarded_all(name: str, checks: Awaitable[tuple[Check, ...]]) -> tuple
 async def _ask(service: Service, sample: Sample, answer_tokens: int) -> Answered:
     try:
         reply = await service.ask(
-            sample.api, sample.prompt, max_tokens=sample.max_tokens or answer_tokens
+            sample.api,
+            sample.prompt,
+            max_tokens=sample.max_tokens or answer_tokens,
+            **sample.options,
         )
     except (Refused, Malformed, EnvironmentProblem) as problem:
         return Answered(sample, None, ascii(str(problem))[1:-1])
@@ -149,20 +213,9 @@ async def _ask(service: Service, sample: Sample, answer_tokens: int) -> Answered
 
 
 def _data(settings: SmokeSettings, model: str, answered: list[Answered]) -> dict[str, object]:
-    rows = [
-        {
-            "sample": one.sample.name,
-            "group": one.sample.group,
-            "text": one.text,
-            "finish_reason": one.reply.finish_reason if one.reply else None,
-            "right": None if one.undecided else not one.wrong,
-            "problem": one.wrong,
-        }
-        for one in answered
-    ]
     return {
         "base_url": settings.base_url,
         "model": model,
         "profile": settings.profile,
-        "answers": rows,
+        "answers": exchange_rows(answered),
     }

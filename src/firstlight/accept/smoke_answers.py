@@ -6,11 +6,11 @@ Knows nothing of HTTP; it reads replies to samples.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from firstlight.accept.report import Check
-from firstlight.accept.samples import Profile, Sample, is_right
+from firstlight.accept.samples import Profile, Sample, calls_problem, is_right
 from firstlight.accept.smoke_service import Reply
 
 LONGEST_LOOP_UNIT = 12
@@ -45,6 +45,10 @@ class Answered:
         if self.reply is None:
             return self.problem
         sample, reply = self.sample, self.reply
+        if sample.calls is not None and (found := calls_problem(sample.calls, reply.calls)):
+            return found
+        if sample.reasoning is not None and reply.reasoning != sample.reasoning:
+            return f"reasoning {reply.reasoning[:80]!a}, not {sample.reasoning[:80]!a}"
         if not is_right(sample, reply.text):
             return f"got {reply.text[:80]!a}"
         if sample.finish_reason and reply.finish_reason != sample.finish_reason:
@@ -88,8 +92,7 @@ def judge_health(answered: Sequence[Answered]) -> list[Check]:
         return [Check("answers came", "unknown", "all ended while reasoning", "allow more tokens")]
     if not replied:
         return [Check("answers came", "fail", "no sample was answered")]
-    checks = (_judge_text, _judge_variety, _judge_loops, _judge_echo, _judge_control, _judge_stop)
-    return [check(replied) for check in checks]
+    return [check(replied) for check in _HEALTH]
 
 
 def _verdict(name: str, bad: Sequence[Answered], good: str, fix: str) -> Check:
@@ -100,21 +103,43 @@ def _verdict(name: str, bad: Sequence[Answered], good: str, fix: str) -> Check:
 
 
 def _judge_text(answered: Sequence[Answered]) -> Check:
-    bad = [one for one in answered if not one.text.strip() or "\ufffd" in one.text]
+    bad = [one for one in answered if not _has_text(one)]
     fix = "look for an end token at once, special tokens dropped, or split UTF-8"
     return _verdict("answers hold text", bad, f"{len(answered)} answers", fix)
 
 
+def _has_text(one: Answered) -> bool:
+    called = one.reply is not None and bool(one.reply.calls)
+    return (bool(one.text.strip()) or called) and "\ufffd" not in one.text
+
+
 def _judge_variety(answered: Sequence[Answered]) -> Check:
     name = "answers depend on the prompt"
-    num_prompts = len({one.sample.prompt for one in answered})
-    num_texts = len({one.text.strip() for one in answered})
+    num_prompts = len({(one.sample.prompt, one.sample.images) for one in answered})
+    num_texts = len({one.reply.told.strip() for one in answered if one.reply})
     if num_prompts < 2:
         return Check(name, "unknown", "one prompt only")
     detail = f"{num_texts} different answers to {num_prompts} prompts"
     if num_texts * 2 <= num_prompts:
         return Check(name, "fail", detail, "does the prompt reach the model? NaN logits?")
     return Check(name, "ok", detail)
+
+
+def _judge_sight(answered: Sequence[Answered]) -> Check:
+    name = "answers depend on the image"
+    asked: dict[tuple[object, ...], list[Answered]] = {}
+    for one in answered:
+        if one.sample.images:
+            asked.setdefault((one.sample.prompt, one.sample.effort), []).append(one)
+    several = {key: ones for key, ones in asked.items() if len({o.sample.accept for o in ones}) > 1}
+    if not several:
+        return Check(name, "unknown", "no question has two answers by its image")
+    fix = "do the image's features reach the model, in the right place? are they all zero?"
+    for (prompt, _), ones in several.items():
+        if len({one.text.strip() for one in ones}) == 1:
+            detail = f"{prompt!a}: {ones[0].text[:60]!a} to {len(ones)} different images"
+            return Check(name, "fail", detail, fix)
+    return Check(name, "ok", f"{len(several)} questions, each with several images")
 
 
 def _judge_loops(answered: Sequence[Answered]) -> Check:
@@ -166,3 +191,14 @@ def _judge_stop(answered: Sequence[Answered]) -> Check:
     bad = [one for one in asked if one.reply and one.reply.finish_reason != "stop"]
     fix = "check the end-of-turn token of the template against the stop tokens in use"
     return _verdict(name, bad, f"{len(asked)} answers ended with 'stop'", fix)
+
+
+_HEALTH: tuple[Callable[[Sequence[Answered]], Check], ...] = (
+    _judge_text,
+    _judge_variety,
+    _judge_sight,
+    _judge_loops,
+    _judge_echo,
+    _judge_control,
+    _judge_stop,
+)

@@ -30,17 +30,21 @@ async def check_stream(service: Service, api: Api) -> Check:
     name = f"stream equals whole ({api})"
     whole = await service.ask(api, COUNTING[api], max_tokens=32)
     streamed = await service.ask_streaming(api, COUNTING[api], max_tokens=32)
-    if streamed.text != whole.text or streamed.reasoning != whole.reasoning:
-        detail = f"whole {whole.text!a}, streamed {streamed.text!a}"
-        return Check(
-            name, "fail", detail, "same request, same seed, temperature 0: see detokenizer"
-        )
-    if streamed.finish_reason != whole.finish_reason:
-        detail = f"finish_reason: whole {whole.finish_reason}, streamed {streamed.finish_reason!a}"
-        return Check(name, "fail", detail)
-    if streamed.usage is not None and streamed.usage != whole.usage:
-        return Check(name, "fail", f"usage: whole {whole.usage}, streamed {streamed.usage}")
+    if difference := stream_difference(whole, streamed):
+        fix = "same request, same seed, temperature 0: see detokenizer"
+        return Check(name, "fail", difference, fix)
     return Check(name, "ok", f"{len(whole.text)} characters in {len(streamed.pieces)} pieces")
+
+
+def stream_difference(whole: Reply, streamed: Reply) -> str:
+    """What of a streamed answer is not as in the whole one; empty when nothing differs."""
+    for part in ("text", "reasoning", "calls", "finish_reason"):
+        one, other = getattr(whole, part), getattr(streamed, part)
+        if one != other:
+            return f"{part}: whole {one!a}, streamed {other!a}"
+    if streamed.usage is not None and streamed.usage != whole.usage:
+        return f"usage: whole {whole.usage}, streamed {streamed.usage}"
+    return ""
 
 
 async def check_stop(service: Service) -> Check:

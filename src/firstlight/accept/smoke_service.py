@@ -49,7 +49,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer; `pieces` are the streamed parts of its text, empty when it came whole."""
+    """One answer; `pieces` are the streamed parts of its text, empty when it came whole.
+
+    `calls` hold `name` and `arguments` of each tool call, the arguments as they came.
+    """
 
     text: str
     reasoning: str
@@ -57,11 +60,18 @@ class Reply:
     usage: Usage | None
     choices: tuple[Mapping[str, Any], ...]
     pieces: tuple[str, ...] = ()
+    calls: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def still_reasoning(self) -> bool:
         """Whether the token limit came before the reasoning ended."""
         return not self.text.strip() and bool(self.reasoning) and self.finish_reason == "length"
+
+    @property
+    def told(self) -> str:
+        """All of the answer that depends on the prompt: reasoning, calls and text."""
+        calls = "".join(f"{call['name']}({call['arguments']})" for call in self.calls)
+        return self.reasoning + calls + self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +147,11 @@ def read_reply(answer: Answer, api: Api) -> Reply:
     if not choices:
         raise Malformed("the answer has no choices")
     text, reasoning = _whole_text(choices[0], api)
+    calls = _calls(choices[0].get("message")) if api == "chat" else ()
     reason = choices[0].get("finish_reason")
     if not isinstance(reason, str):
         raise Malformed(f"finish_reason is {reason!r}, not a word")
-    return Reply(text, reasoning, reason, _usage(answer.body), choices)
+    return Reply(text, reasoning, reason, _usage(answer.body), choices, calls=calls)
 
 
 def _whole_text(choice: Mapping[str, Any], api: Api) -> tuple[str, str]:
@@ -161,6 +172,29 @@ def _whole_text(choice: Mapping[str, Any], api: Api) -> tuple[str, str]:
 def _reasoning(part: Mapping[str, Any]) -> str:
     value = part.get("reasoning_content") or part.get("reasoning")
     return value if isinstance(value, str) else ""
+
+
+def _calls(message: Any) -> tuple[Mapping[str, Any], ...]:
+    joined: dict[int, dict[str, str]] = {}
+    _join_calls(joined, message, whole=True)
+    return tuple(joined[index] for index in sorted(joined))
+
+
+def _join_calls(joined: dict[int, dict[str, str]], part: Any, *, whole: bool) -> None:
+    """Adds the calls, or pieces of calls, that a message or a delta carries."""
+    calls = part.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise Malformed("tool_calls is no list of objects")
+    for number, call in enumerate(calls):
+        function, index = call.get("function"), number if whole else call.get("index")
+        if not isinstance(function, dict) or not isinstance(index, int):
+            raise Malformed(f"a tool call without function or index: {json.dumps(call)[:120]}")
+        one = joined.setdefault(index, {"name": "", "arguments": ""})
+        for name in one:
+            piece = function.get(name) or ""
+            if not isinstance(piece, str):
+                raise Malformed(f"the {name} of a tool call is no string")
+            one[name] += piece
 
 
 def _choices(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
@@ -187,6 +221,7 @@ class _Reading:
     reasoning: list[str] = field(default_factory=list)
     finish_reason: str = ""
     usage: Usage | None = None
+    calls: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def take(self, event: Mapping[str, Any]) -> None:
         if event.get("error"):
@@ -199,8 +234,11 @@ class _Reading:
                 raise Malformed("a streamed piece is no string")
             self.pieces += [piece] if piece else []
             self.reasoning.append(_reasoning(delta))
+            _join_calls(self.calls, delta, whole=False)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
     def reply(self) -> Reply:
         text, reasoning = "".join(self.pieces), "".join(self.reasoning)
-        return Reply(text, reasoning, self.finish_reason, self.usage, (), tuple(self.pieces))
+        calls = tuple(self.calls[index] for index in sorted(self.calls))
+        pieces = tuple(self.pieces)
+        return Reply(text, reasoning, self.finish_reason, self.usage, (), pieces, calls)

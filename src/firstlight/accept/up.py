@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-
+from firstlight.accept.questions import ask_questions
 from firstlight.accept.report import Check, Report, Section
 from firstlight.accept.service import StartedService
 from firstlight.accept.smoke import SmokeSettings, run_smoke
@@ -140,10 +139,11 @@ def _serve(run: _Run, service: StartedService) -> Report:
     )
     answers = str(facts.get("known_answers", "not checked"))
     proven = answers.startswith("known answers hold")
+    metrics = service.metrics()
     checks = (
         Check("ready", "ok", f"after {max(row[2] + row[3] for row in rows):.1f} s"),
         Check("start-up gate", "ok" if proven else "warn", answers),
-        *memory_checks(service.metrics()),
+        *memory_checks(metrics),
     )
     lines = (
         f"weights {format_bytes(float(facts.get('weights_bytes', 0)))}, "
@@ -156,7 +156,8 @@ def _serve(run: _Run, service: StartedService) -> Report:
     timeline = Section(
         "start-up timeline", lines, columns=("process", "phase", "began s", "took s"), rows=rows
     )
-    return Report("serve", (timeline,), checks, {"startup": startup})
+    data = {"startup": startup, "memory": memory_rows(metrics)}
+    return Report("serve", (timeline,), checks, data)
 
 
 def memory_checks(metrics: str) -> tuple[Check, ...]:
@@ -176,6 +177,16 @@ def memory_checks(metrics: str) -> tuple[Check, ...]:
     return tuple(checks)
 
 
+def memory_rows(metrics: str) -> list[dict[str, Any]]:
+    """Planned and measured bytes of every component that /metrics plans for."""
+    predicted = _component_bytes(metrics, "memory_predicted_bytes")
+    actual = _component_bytes(metrics, "memory_actual_bytes")
+    return [
+        {"component": name, "planned": planned, "measured": actual.get(name, 0.0)}
+        for name, planned in predicted.items()
+    ]
+
+
 def _component_bytes(metrics: str, name: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for line in metrics.splitlines():
@@ -190,28 +201,8 @@ def _smoke(run: _Run, service: StartedService) -> Report:
 
 
 def _ask(run: _Run, service: StartedService) -> Report:
-    lines: list[str] = []
-    checks: list[Check] = []
-    for question in run.settings.questions:
-        answer = _answer(service.base_url, question, run.settings.question_tokens)
-        lines += [f"Q: {question}", f"A: {answer}"]
-        status = "ok" if answer.strip() else "fail"
-        checks.append(Check(question, status, answer))  # type: ignore[arg-type]
-    section = Section("questions and answers", tuple(lines))
-    return Report("ask", (section,) if lines else (), tuple(checks))
-
-
-def _answer(base_url: str, question: str, num_tokens: int) -> str:
-    body = {
-        "messages": [{"role": "user", "content": question}],
-        "temperature": 0,
-        "max_tokens": num_tokens,
-    }
-    body["model"] = httpx.get(f"{base_url}/v1/models").json()["data"][0]["id"]
-    response = httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=600)
-    if response.status_code != 200:
-        return ""
-    return str(response.json()["choices"][0]["message"]["content"])
+    settings = run.settings
+    return ask_questions(service.base_url, settings.questions, settings.question_tokens)
 
 
 def _stop(service: StartedService) -> Report:

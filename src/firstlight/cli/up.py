@@ -53,6 +53,9 @@ class UpFlags:
     )
     concurrency: int = setting(16, "with --devices: sequences at once", minimum=1)
     images: int = setting(0, "with --devices: images in a request", minimum=0)
+    html: Path | None = setting(
+        None, "also write the report as one HTML file, pictures inside", optional_text="no file"
+    )
     ask_tokens: int = setting(128, "longest answer to a question, in tokens", minimum=1)
 
 
@@ -79,7 +82,11 @@ def up(
     serve_flags = (*_own_serve_flags(given), *(serve_options or ()))
     _check_serve_flags(store, serve_flags)
     require_torch()
+    from firstlight.accept.report_page import require_writable, write_page
     from firstlight.accept.up import UpSettings, run_up
+
+    if given.html is not None:
+        require_writable(given.html)
 
     settings = UpSettings(
         model=given.model,
@@ -92,6 +99,9 @@ def up(
     )
     with progress_on_stderr() as progress:
         report = run_up(settings, progress=progress, say=_say)
+    if given.html is not None:
+        write_page(report, given.html)
+        _say(f"report: {given.html}")
     return show(report, as_json=as_json)
 
 
