@@ -13,7 +13,8 @@ import base64
 import io
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -24,9 +25,18 @@ MAX_TOKENS = 64
 AT_ONCE = 8
 
 
-def conversations(count: int, lists: Sequence[int], *, thinking: bool) -> Iterator[Conversation]:
+class Questions(NamedTuple):
+    """How much is asked: drawings of digits, questions of each other kind, sizes of lists."""
+
+    digits: int
+    count: int
+    lists: Sequence[int]
+
+
+def conversations(asked: Questions, *, thinking: bool) -> Iterator[Conversation]:
     """Everything k3-mini is asked, in one mode."""
-    yield from held_out.digits(thinking=thinking)
+    count, lists = asked.count, asked.lists
+    yield from islice(held_out.digits(thinking=thinking), asked.digits)
     yield from held_out.shapes(count, thinking=thinking)
     yield from held_out.texts(count, thinking=thinking)
     for tokens in lists:
@@ -97,7 +107,7 @@ async def judge(client: httpx.AsyncClient, model: str, talk: Conversation) -> bo
     return True
 
 
-async def evaluate(url: str, count: int, lists: Sequence[int]) -> dict[str, dict[str, Any]]:
+async def evaluate(url: str, asked: Questions) -> dict[str, dict[str, Any]]:
     """Returns for each task and mode how many were right of how many."""
     totals: dict[str, dict[str, Any]] = {}
     gate = asyncio.Semaphore(AT_ONCE)
@@ -114,7 +124,7 @@ async def evaluate(url: str, count: int, lists: Sequence[int]) -> dict[str, dict
         jobs = []
         for thinking in (True, False):
             mode = "thinking" if thinking else "direct"
-            for talk in conversations(count, lists, thinking=thinking):
+            for talk in conversations(asked, thinking=thinking):
                 jobs.append(one(f"{talk.task}, {mode}", talk))
         await asyncio.gather(*jobs)
     return totals
@@ -125,10 +135,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--count", type=int, default=100, help="questions of each kind")
+    parser.add_argument("--digits", type=int, default=397, help="drawings of digits")
     parser.add_argument("--lists", type=int, nargs="*", default=[256, 1024])
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    totals = asyncio.run(evaluate(given.url.removesuffix("/v1"), given.count, given.lists))
+    totals = asyncio.run(
+        evaluate(given.url.removesuffix("/v1"), Questions(given.digits, given.count, given.lists))
+    )
     if given.json:
         print(json.dumps(totals, sort_keys=True))
         return

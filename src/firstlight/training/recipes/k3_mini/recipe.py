@@ -54,10 +54,10 @@ def stages(folder: Path, seed: int = SEED) -> list[Stage]:
             Schedule(3000, 2e-3, fall=0.5, weight_decay=0.05),
             Tower(renderer, seed),
         ),
-        Stage("mixture", Schedule(2100, 1.5e-3, fall=0.0), Mixture(renderer, seed)),
+        Stage("mixture", Schedule(1800, 1.5e-3, fall=0.0), Mixture(renderer, seed)),
         Stage(
             "published",
-            Schedule(900, 1.5e-3, fall=0.9, published=True),
+            Schedule(720, 1.5e-3, fall=0.9, published=True),
             Mixture(renderer, seed + 1, filler=150),
         ),
     ]
