@@ -25,6 +25,7 @@ TP ?=
 BENCH ?=
 
 BIN := $(VENV)/bin
+PACKAGE := $(VENV)/.package
 INSTALLED := $(VENV)/.installed
 KERNELS := $(VENV)/.kernels
 INSTALLED310 := $(VENV310)/.installed
@@ -47,13 +48,13 @@ demo-smollm2: $(KERNELS)
 	$(BIN)/firstlight up "$$gguf" --store $(SMOLLM2_DIR)/store --tp $(or $(TP),1) \
 	    --profile smollm2-135m --ask "$(or $(PROMPT),What is the capital of France?)"
 
-test: $(KERNELS)
+test: $(INSTALLED) $(KERNELS)
 	$(BIN)/python -m pytest
 
-test-fast: $(KERNELS)
+test-fast: $(INSTALLED) $(KERNELS)
 	$(BIN)/python -m pytest -m "not slow"
 
-test-emulated: $(KERNELS)
+test-emulated: $(INSTALLED) $(KERNELS)
 	$(BIN)/python -m pytest tests/emulator
 
 test-py310: $(INSTALLED310)
@@ -71,7 +72,7 @@ types: $(INSTALLED)
 architecture: $(INSTALLED)
 	$(BIN)/python -m pytest -q tests/architecture
 
-bench: $(KERNELS)
+bench: $(INSTALLED) $(KERNELS)
 	@test -f $(SMOLLM2_DIR)/store/COMPLETE || $(MAKE) --no-print-directory demo-smollm2
 	@test -f $(SMOLLM2_DIR)/hf/config.json || \
 	  $(BIN)/firstlight export $(SMOLLM2_DIR)/store $(SMOLLM2_DIR)/hf
@@ -91,11 +92,15 @@ $(VENV)/.torch: Makefile
 	@$(BIN)/python -c "import torch; print('torch', torch.__version__)"
 	@touch $@
 
-$(INSTALLED): pyproject.toml $(VENV)/.torch
+$(PACKAGE): pyproject.toml $(VENV)/.torch
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+$(INSTALLED): $(PACKAGE)
 	$(BIN)/python -m pip install -q -e ".[test,dev]"
 	@touch $@
 
-$(KERNELS): $(INSTALLED) $(KERNEL_SOURCES)
+$(KERNELS): $(PACKAGE) $(KERNEL_SOURCES)
 	$(BIN)/python -m firstlight.kernels.build
 	@touch $@
 
