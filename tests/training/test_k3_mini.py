@@ -84,7 +84,7 @@ def test_each_picture_takes_as_many_tokens_as_it_has_features(renderer: Renderer
     assert all(p.grid == (1, 4, 4) for p in example.pictures)
 
 
-def test_held_out_writers_are_none_of_those_learned_from() -> None:
+def test_held_out_drawings_are_none_of_those_learned_from() -> None:
     learned, kept = pictures.digit_drawings()
     assert (len(learned), len(kept)) == (1400, 397)
     assert not {d.tobytes() for d, _ in learned} & {d.tobytes() for d, _ in kept}

@@ -1,4 +1,4 @@
-"""Owns what k3-mini is judged by: examples from seeds, pictures and writers it never learned from.
+"""Owns what k3-mini is judged by: examples from seeds and drawings it never learned from.
 
 It knows no model. The same examples serve a quick look at predictions and questions to a service.
 """
@@ -30,7 +30,7 @@ def draw_of(name: str, index: int) -> random.Random:
 
 
 def digits(*, thinking: bool) -> Iterator[Conversation]:
-    """Each drawing of a held-out writer, once, as it is."""
+    """Each held-out drawing, once, as it is."""
     _, held_out = pictures.digit_drawings()
     for index, drawing in enumerate(held_out):
         yield tasks.digit(draw_of("digit", index), [drawing], thinking=thinking, varied=False)

@@ -25,7 +25,7 @@ RGB = {
     "white": (250, 250, 250),
     "purple": (150, 40, 180),
 }
-HELD_OUT_DIGITS = 397  # the last ones of 1,797: other writers than the first
+HELD_OUT_DIGITS = 397  # the last ones of 1,797
 _DIGIT_LEVELS = 16
 _DRAW = 4  # shapes are drawn this much larger and shrunk, for smooth edges
 
