@@ -20,6 +20,7 @@ def test_the_phases_of_the_start_add_up_to_its_time(shared_service: Any) -> None
         "allocate caches",
         "warm up",
         "start-up gate",
+        "audit memory",
     ]
     took = sum(p["ended"] - p["began"] for p in phases)
     wall = phases[-1]["ended"]
@@ -43,9 +44,10 @@ def test_memory_is_what_was_predicted(shared_service: Any) -> None:
     parts = {
         f'memory_predicted_bytes{{component="{p}/{r}"}}' for p in ("weights", "kv") for r in "01"
     }
-    assert set(predicted) == parts
-    for key, value in predicted.items():
-        assert metrics[key.replace("predicted", "actual")] == value > 0
+    assert set(predicted) > parts
+    for key in parts:  # what is allocated is known to the byte; what is used at peak is estimated
+        assert metrics[key.replace("predicted", "actual")] == predicted[key] > 0
+    assert all(metrics[key.replace("predicted", "actual")] > 0 for key in predicted)
 
 
 def test_sigterm_lets_running_requests_finish(tiny_store: Path, start_service: Any) -> None:
