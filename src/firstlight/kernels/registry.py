@@ -140,11 +140,15 @@ class KernelSet:
     packed_attention: Callable[..., Any]
     choices: tuple[Choice, ...] = ()
 
+    def is_plain(self, operation: str) -> bool:
+        """Whether the reference computes this operation: nothing faster serves the query."""
+        names = {choice.operation: choice.kernel.name for choice in self.choices}
+        return names.get(operation, "reference") == "reference"
+
     @property
     def packs_weights(self) -> bool:
         """Whether every operation on packed weights is faster than unpacking them."""
-        names = {choice.operation: choice.kernel.name for choice in self.choices}
-        return all(names.get(operation, "reference") != "reference" for operation in PACKED)
+        return not any(self.is_plain(operation) for operation in PACKED)
 
     def __getitem__(self, operation: str) -> Callable[..., Any]:
         if operation not in OPERATIONS:

@@ -17,6 +17,8 @@ from firstlight.layers.layer_state import Latents, QuantisedLatents
 from firstlight.layers.norm import RMSNorm
 from firstlight.layers.packed_batch import PackedBatch
 
+ANY_LENGTH = 1 << 30  # tokens
+
 
 @dataclass(frozen=True)
 class LatentShape:
@@ -96,6 +98,7 @@ class LatentAttention(nn.Module):
         self.shape = shape
         self.kernels = kernels
         self.scale = (shape.own + shape.shared) ** -0.5
+        self._absorbed_up_to = absorbed_up_to(shape, plain=kernels.is_plain("latent_attention"))
 
     def forward(self, x_TD: Tensor, batch: PackedBatch, state: Latents | None = None) -> Tensor:
         """Returns [T, D]. Without a state tokens attend within the batch: that is training."""
@@ -139,7 +142,7 @@ class LatentAttention(nn.Module):
     def _attend_paged(
         self, q_TNK: Tensor, rows_TW: Tensor, batch: PackedBatch, state: Latents
     ) -> Tensor:
-        limit = absorbed_up_to(self.shape)
+        limit = self._absorbed_up_to
         lengths = [end - begin for begin, end in pairwise(batch.bounds)]
         long = [length > limit for length in lengths]
         attend = {True: self._expanded, False: self._absorbed}
@@ -198,13 +201,18 @@ def _caches(state: Latents) -> tuple[Tensor, ...]:
     return (state.rows_PSW,)
 
 
-def absorbed_up_to(shape: LatentShape) -> int:
-    """Returns the tokens of a span up to which absorbing costs fewer multiplications.
+def absorbed_up_to(shape: LatentShape, *, plain: bool = True) -> int:
+    """Returns the tokens of a span up to which the absorbed form is the cheaper one.
+
+    A kernel made for it wins at every length measured, by 2.3 times at 256 tokens of K3's shape
+    (docs/benchmarks/kimi-k3.md). In plain operations the multiplications decide.
 
     Per context row and head, T queries cost T (W + C) absorbed, and C (H + V) + T (H + S + V)
     expanded, whatever the context's length.
     """
+    if not plain:
+        return ANY_LENGTH
     saved = 2 * shape.latent + shape.shared - (shape.own + shape.shared + shape.value)
     if saved <= 0:
-        return 1 << 30
+        return ANY_LENGTH
     return shape.latent * (shape.own + shape.value) // saved
