@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tiny_text_model import poison, write_text_model
 
 from firstlight.accept.convert import convert
+from tiny_text_model import poison, write_text_model
 
 LONG = {"max_tokens": 4000, "ignore_eos": True}
 

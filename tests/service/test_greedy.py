@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from live_service import LiveService
 from smollm2_store import smollm2_store
 
 import fetch_smollm2
 from firstlight.kernels.builtin import reference_kernels
+from live_service import LiveService
 from local_engine import EngineShape, LocalEngine, fast_kernels, greedy
 
 GOLDEN = Path(__file__).parents[1] / "data" / "greedy" / "smollm2.json"

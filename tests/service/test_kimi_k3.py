@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from live_service import LiveService
 
 DATA = Path(__file__).parent.parent / "data" / "k3"

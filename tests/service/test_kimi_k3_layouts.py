@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from live_service import LiveService
 
 from firstlight.adapt.shard import shard
 from firstlight.layers.packed_batch import pack_whole
 from k3_layouts import write_layout_miniature
 from k3_oracle import load_model
+from live_service import LiveService
 
 LAYOUTS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4))
 ANSWER_TOKENS = 8

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from live_service import COMMAND
 
 Ended = subprocess.CompletedProcess[str]

@@ -43,9 +43,7 @@ class LlamaLayer(nn.Module):
             config.hidden_size, config.intermediate_size, kernels, bias=config.mlp_bias
         )
 
-    def forward(
-        self, carry: Carry, batch: PackedBatch, state: KeysValues | None = None
-    ) -> Carry:
+    def forward(self, carry: Carry, batch: PackedBatch, state: KeysValues | None = None) -> Carry:
         """Returns the carry after this layer."""
         attended_TD = self.attention(self.attention_norm(carry.x_TD), batch, state)
         normed_TD, x_TD = self.mlp_norm.add(attended_TD, carry.x_TD)
