@@ -4,6 +4,7 @@
 #                    asked about text and images; report in build/demo/report.html
 #   make demo-smollm2   the same with SmolLM2-135M, fetched (93 MB)
 #   make test        the whole suite           make test-fast   without the slow tests
+#   make test-thorough   whole smoke runs against damaged models and altered services, a minute each
 #   make test-emulated   the engine on an emulated accelerator (docs/guides/musa-emulator.md)
 #   make check       lint, format, types, architecture, and the torch-free part on Python 3.10
 #   make bench       serving figures beside transformers, written into docs/benchmarks
@@ -34,7 +35,7 @@ LOOKUP := zebra=412\napple=7\nriver=93\n\nWhat is "zebra"?
 KERNEL_SOURCES := $(wildcard src/firstlight/kernels/*.py src/firstlight/kernels/cpp/*)
 
 .DELETE_ON_ERROR:
-.PHONY: demo demo-smollm2 test test-fast test-py310 test-emulated check lint types architecture bench serve build clean
+.PHONY: demo demo-smollm2 test test-fast test-thorough test-py310 test-emulated check lint types architecture bench serve build clean
 
 # Lines of a prompt are written as \n.
 demo: export ASKED = $(or $(PROMPT),$(LOOKUP))
@@ -49,16 +50,19 @@ demo-smollm2: $(KERNELS)
 	    --profile smollm2-135m --ask "$(or $(PROMPT),What is the capital of France?)"
 
 test: $(INSTALLED) $(KERNELS)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not thorough"
+
+test-thorough: $(INSTALLED) $(KERNELS)
+	$(BIN)/python -m pytest -m thorough
 
 test-fast: $(INSTALLED) $(KERNELS)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not thorough"
 
 test-emulated: $(INSTALLED) $(KERNELS)
 	$(BIN)/python -m pytest tests/emulator
 
 test-py310: $(INSTALLED310)
-	$(VENV310)/bin/python -m pytest --torch-free -m "not slow"
+	$(VENV310)/bin/python -m pytest --torch-free -m "not slow and not thorough"
 
 check: lint types architecture test-py310
 

@@ -49,11 +49,13 @@ def test_it_passes_with_every_check_decided(service: str) -> None:
     assert any(row["images"] for row in told) and any(row["calls"] for row in told)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tp", ["2", "4"])
 def test_it_passes_when_cut(tmp_path: Path, tp: str) -> None:
     assert failed(smoke_started(BUNDLED, tmp_path / "log", "--tp", tp)) == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("damage", "checks"),
     [
@@ -73,6 +75,7 @@ def test_every_damage_is_tried() -> None:
     assert {damage for damage, _ in tried} == set(DAMAGES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fault", "checks"),
     [
@@ -93,11 +96,13 @@ def test_an_altered_service_fails(service: str, fault: str, checks: set[str]) ->
         assert checks <= set(failed(smoke(url)))
 
 
+@pytest.mark.thorough
 def test_what_alters_nothing_passes(service: str) -> None:
     with altered(service, "nothing") as url:
         assert failed(smoke(url)) == {}
 
 
+@pytest.mark.thorough
 def test_text_only_is_told_and_not_failed_where_no_images_are_demanded(service: str) -> None:
     with altered(service, "text only") as url:
         checks = {check.name: check for check in smoke(url, "unknown").all_checks}
