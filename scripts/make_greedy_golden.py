@@ -17,7 +17,7 @@ import torch
 import transformers
 
 import fetch_smollm2
-from firstlight.inputs.chat_format import ChatFormat
+from firstlight.inputs.chat_format import load_chat_format
 from firstlight.inputs.tokenizer import load_tokenizer
 
 NUM_TOKENS = 24
@@ -59,7 +59,7 @@ def prompts(gguf: Path) -> Iterator[tuple[str, list[int]]]:
         length = SHORTEST + (LONGEST - SHORTEST) * index * index // (NUM_TEXTS - 1) ** 2
         ids = tokenizer.encode_plain(topics[name][:NUM_CHARACTERS])
         yield f"topic {name}", ids[:length]
-    chat = ChatFormat.load(gguf, tokenizer)
+    chat = load_chat_format(gguf, tokenizer)
     for question in QUESTIONS:
         yield f"chat {question}", chat.render([{"role": "user", "content": question}]).token_ids
 
