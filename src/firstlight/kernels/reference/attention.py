@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from firstlight.kernels.reference.dense import rotary
-from firstlight.kernels.reference.spans import check_spans, pages_of
+from firstlight.kernels.reference.spans import check_spans, paged_spans
 
 QUERY_ROWS = 512
 
@@ -40,25 +40,17 @@ def paged_attention(
     Changes `keys_PKSH` and `values_PKSH` in place. Raises IndexError for a page outside the cache
     and ValueError for starts and contexts that contradict each other; nothing is written then.
     """
-    starts, contexts = starts_B1.tolist(), contexts_B.tolist()
-    slots = keys_PKSH.shape[2]
-    pages = [
-        pages_of(table_BP, sequence, context, slots, keys_PKSH.shape[0])
-        for sequence, context in enumerate(contexts)
-    ]
-    check_spans(starts, contexts, q_TNH.shape[0])
+    cache = (keys_PKSH.shape[0], keys_PKSH.shape[2])
+    spans = paged_spans(starts_B1, contexts_B, table_BP, cache=cache, tokens=q_TNH.shape[0])
     out_TNH = torch.empty_like(q_TNH)
-    for sequence, context in enumerate(contexts):
-        begin, end = starts[sequence], starts[sequence + 1]
-        if begin == end:
-            continue
-        positions = torch.arange(context - (end - begin), context, device=q_TNH.device)
-        page_ids, slot_ids = pages[sequence][positions // slots], positions % slots
-        keys_PKSH[page_ids, :, slot_ids] = k_TKH[begin:end]
-        values_PKSH[page_ids, :, slot_ids] = v_TKH[begin:end]
-        k_KCH = _gathered(keys_PKSH, pages[sequence], context)
-        v_KCH = _gathered(values_PKSH, pages[sequence], context)
-        out_TNH[begin:end] = _attend(q_TNH[begin:end], k_KCH, v_KCH, scale, window)
+    for span in spans:
+        own = slice(span.begin, span.end)
+        page_ids, slot_ids = span.places
+        keys_PKSH[page_ids, :, slot_ids] = k_TKH[own]
+        values_PKSH[page_ids, :, slot_ids] = v_TKH[own]
+        k_KCH = _gathered(keys_PKSH, span.page_ids, span.context)
+        v_KCH = _gathered(values_PKSH, span.page_ids, span.context)
+        out_TNH[own] = _attend(q_TNH[own], k_KCH, v_KCH, scale, window)
     return out_TNH
 
 

@@ -10,17 +10,27 @@ from the latent, V value channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from firstlight.kernels.reference.spans import check_spans, pages_of
+from firstlight.kernels.reference.spans import PagedSpan, paged_spans
 from firstlight.kernels.reference.wide import wide
 
 # Context rows whose keys, values and scores are held at once.
 CONTEXT_ROWS = 2048
+
+
+class CachedRows(NamedTuple):
+    """Spans whose rows, `width` channels each, are in the pages; `at` gives the rows [X, W] of a
+    block of a span's context in the dtype to compute in.
+    """
+
+    spans: Sequence[PagedSpan]
+    width: int
+    at: Callable[[PagedSpan, slice], Tensor]
 
 
 def latent_attention(
@@ -39,15 +49,8 @@ def latent_attention(
     latents [T, N, C], C = `value_width`. Changes `rows_PSW` in place; spans, pages and errors are
     those of `paged_attention`.
     """
-    out_TNC = q_TNW.new_empty(*q_TNW.shape[:2], value_width)
-    for begin, end, rows_XW in _contexts(rows_TW, rows_PSW, starts_B1, contexts_B, table_BP):
-
-        def shared(block: slice, rows_XW: Tensor = rows_XW) -> tuple[Tensor, Tensor]:
-            part_1XW = rows_XW[block].unsqueeze(0)
-            return part_1XW, part_1XW[..., :value_width]
-
-        out_TNC[begin:end] = attend_blocks(q_TNW[begin:end], len(rows_XW), scale, shared)
-    return out_TNC
+    rows = _written(rows_TW, rows_PSW, starts_B1, contexts_B, table_BP)
+    return attend_absorbed(q_TNW, rows, scale, value_width)
 
 
 def expanded_latent_attention(
@@ -65,44 +68,59 @@ def expanded_latent_attention(
     `expansion_NOC` [N, H + V, C] turns a latent into a head's keys and values; queries [T, N, K]
     have H channels for the former and K - H for the shared part. Returns [T, N, V].
     """
-    latent = expansion_NOC.shape[2]
-    own = q_TNK.shape[2] - (rows_TW.shape[1] - latent)
-    out_TNV = q_TNK.new_empty(*q_TNK.shape[:2], expansion_NOC.shape[1] - own)
-    for begin, end, rows_XW in _contexts(rows_TW, rows_PSW, starts_B1, contexts_B, table_BP):
+    rows = _written(rows_TW, rows_PSW, starts_B1, contexts_B, table_BP)
+    return attend_expanded(q_TNK, rows, scale, expansion_NOC)
 
-        def expanded(block: slice, rows_XW: Tensor = rows_XW) -> tuple[Tensor, Tensor]:
-            part_XW = rows_XW[block]
-            both_NXO = part_XW[:, :latent] @ expansion_NOC.transpose(1, 2)
+
+def attend_absorbed(q_TNW: Tensor, rows: CachedRows, scale: float, value_width: int) -> Tensor:
+    """Attend with cached rows as keys and their first channels as values: [T, N, C]."""
+    out_TNC = q_TNW.new_empty(*q_TNW.shape[:2], value_width)
+    for span in rows.spans:
+
+        def shared(block: slice, span: PagedSpan = span) -> tuple[Tensor, Tensor]:
+            part_1XW = rows.at(span, block).unsqueeze(0)
+            return part_1XW, part_1XW[..., :value_width]
+
+        part_TNW = q_TNW[span.begin : span.end]
+        out_TNC[span.begin : span.end] = _attend_blocks(part_TNW, span.context, scale, shared)
+    return out_TNC
+
+
+def attend_expanded(q_TNK: Tensor, rows: CachedRows, scale: float, expansion_NOC: Tensor) -> Tensor:
+    """Attend with keys and values expanded from cached rows, in the rows' dtype: [T, N, V]."""
+    latent = expansion_NOC.shape[2]
+    own = q_TNK.shape[2] - (rows.width - latent)
+    out_TNV = q_TNK.new_empty(*q_TNK.shape[:2], expansion_NOC.shape[1] - own)
+    for span in rows.spans:
+
+        def expanded(block: slice, span: PagedSpan = span) -> tuple[Tensor, Tensor]:
+            part_XW = rows.at(span, block)
+            both_NXO = part_XW[:, :latent] @ expansion_NOC.to(part_XW.dtype).transpose(1, 2)
             shared_NXS = part_XW[:, latent:].expand(len(expansion_NOC), -1, -1)
             return torch.cat((both_NXO[..., :own], shared_NXS), -1), both_NXO[..., own:]
 
-        out_TNV[begin:end] = attend_blocks(q_TNK[begin:end], len(rows_XW), scale, expanded)
+        part_TNK = q_TNK[span.begin : span.end]
+        out_TNV[span.begin : span.end] = _attend_blocks(part_TNK, span.context, scale, expanded)
     return out_TNV
 
 
-def _contexts(
+def _written(
     rows_TW: Tensor, rows_PSW: Tensor, starts_B1: Tensor, contexts_B: Tensor, table_BP: Tensor
-) -> Iterator[tuple[int, int, Tensor]]:
-    """Write all new rows; then yield each span and the rows of its sequence's whole context."""
-    starts, contexts = starts_B1.tolist(), contexts_B.tolist()
-    slots = rows_PSW.shape[1]
-    pages = [
-        pages_of(table_BP, sequence, context, slots, rows_PSW.shape[0])
-        for sequence, context in enumerate(contexts)
-    ]
-    check_spans(starts, contexts, rows_TW.shape[0])
-    for sequence, (begin, end) in enumerate(pairwise(starts)):
-        context = contexts[sequence]
-        positions = torch.arange(context - (end - begin), context, device=rows_TW.device)
-        page_ids = pages[sequence][positions // slots]
-        rows_PSW[page_ids, positions % slots] = rows_TW[begin:end].to(rows_PSW.dtype)
-    for sequence, (begin, end) in enumerate(pairwise(starts)):
-        if end > begin:
-            rows_XW = rows_PSW[pages[sequence]].flatten(0, 1)[: contexts[sequence]]
-            yield begin, end, rows_XW.to(rows_TW.dtype)
+) -> CachedRows:
+    """Write the new rows of every sequence; return how all are read."""
+    cache = (rows_PSW.shape[0], rows_PSW.shape[1])
+    spans = paged_spans(starts_B1, contexts_B, table_BP, cache=cache, tokens=len(rows_TW))
+    for span in spans:
+        rows_PSW[span.places] = rows_TW[span.begin : span.end].to(rows_PSW.dtype)
+
+    def at(span: PagedSpan, block: slice) -> Tensor:
+        page_ids, inside = span.pages_at(block)
+        return rows_PSW[page_ids].flatten(0, 1)[inside].to(rows_TW.dtype)
+
+    return CachedRows(spans, rows_PSW.shape[2], at)
 
 
-def attend_blocks(
+def _attend_blocks(
     q_TNK: Tensor, context: int, scale: float, block_of: Callable[[slice], tuple[Tensor, Tensor]]
 ) -> Tensor:
     """Attend T last tokens over a context, a block of it at a time: no score matrix is whole.

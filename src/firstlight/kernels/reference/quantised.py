@@ -12,15 +12,12 @@ scales of a row, C latent width, V value channels.
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from firstlight.kernels.reference.latent import attend_blocks
-from firstlight.kernels.reference.spans import check_spans, pages_of
+from firstlight.kernels.reference.latent import CachedRows, attend_absorbed, attend_expanded
+from firstlight.kernels.reference.spans import PagedSpan, paged_spans
 from firstlight.kernels.reference.wide import wide
 from firstlight.sharding.state_spec import INT8_GROUP
 
@@ -87,7 +84,8 @@ def int8_paged_attention(
     the rest and would set the scale of all. A scale belongs to one token and head. Changes pages
     and scales in place; raises as `paged_attention` does, and nothing is written then.
     """
-    spans = _spans(starts_B1, contexts_B, table_BP, keys_PKSH[:, 0, :, 0], len(q_TNH))
+    cache = (keys_PKSH.shape[0], keys_PKSH.shape[2])
+    spans = paged_spans(starts_B1, contexts_B, table_BP, cache=cache, tokens=len(q_TNH))
     caches = ((keys_PKSH, key_scales_PKS), (values_PKSH, value_scales_PKS))
     out_TNH = torch.empty_like(q_TNH)
     q_TNH, k_TKH = spread(q_TNH), spread(k_TKH)
@@ -124,17 +122,8 @@ def int8_latent_attention(
 
     A scale belongs to one token and INT8_GROUP values of its row.
     """
-    out_TNC = q_TNW.new_empty(*q_TNW.shape[:2], value_width)
-    for span in _written(rows_TW, rows_PSW, scales_PSG, starts_B1, contexts_B, table_BP):
-
-        def shared(block: slice, span: Span = span) -> tuple[Tensor, Tensor]:
-            part_XW = _latents(rows_PSW, scales_PSG, span, block)
-            part_1XW = part_XW.to(wide(q_TNW[:0]).dtype).unsqueeze(0)
-            return part_1XW, part_1XW[..., :value_width]
-
-        part_TNW = q_TNW[span.begin : span.end]
-        out_TNC[span.begin : span.end] = attend_blocks(part_TNW, span.context, scale, shared)
-    return out_TNC
+    rows = _written(rows_TW, (rows_PSW, scales_PSG), starts_B1, contexts_B, table_BP)
+    return attend_absorbed(q_TNW, rows, scale, value_width)
 
 
 def int8_expanded_latent_attention(
@@ -149,93 +138,38 @@ def int8_expanded_latent_attention(
     scale: float,
 ) -> Tensor:
     """Write the new rows in INT8, then attend as `expanded_latent_attention` does."""
-    latent = expansion_NOC.shape[2]
-    own = q_TNK.shape[2] - (rows_TW.shape[1] - latent)
-    wide_NCO = wide(expansion_NOC).transpose(1, 2)
-    out_TNV = q_TNK.new_empty(*q_TNK.shape[:2], expansion_NOC.shape[1] - own)
-    for span in _written(rows_TW, rows_PSW, scales_PSG, starts_B1, contexts_B, table_BP):
-
-        def expanded(block: slice, span: Span = span) -> tuple[Tensor, Tensor]:
-            part_XW = _latents(rows_PSW, scales_PSG, span, block).to(wide_NCO.dtype)
-            both_NXO = part_XW[:, :latent] @ wide_NCO
-            shared_NXS = part_XW[:, latent:].expand(len(expansion_NOC), -1, -1)
-            return torch.cat((both_NXO[..., :own], shared_NXS), -1), both_NXO[..., own:]
-
-        part_TNK = q_TNK[span.begin : span.end]
-        out_TNV[span.begin : span.end] = attend_blocks(part_TNK, span.context, scale, expanded)
-    return out_TNV
-
-
-class Span(NamedTuple):
-    """Tokens [begin, end) of the step, the last of a context that lies in `page_ids`."""
-
-    begin: int
-    end: int
-    context: int
-    page_ids: Tensor
-    slots: int
-
-    @property
-    def places(self) -> tuple[Tensor, Tensor]:
-        """The page and the slot of each new token."""
-        first = self.context - (self.end - self.begin)
-        positions = torch.arange(first, self.context, device=self.page_ids.device)
-        return self.page_ids[positions // self.slots], positions % self.slots
-
-    def pages_at(self, block: slice) -> tuple[Tensor, slice]:
-        """The pages of context positions, and where these are among their slots."""
-        first = block.start // self.slots
-        page_ids = self.page_ids[first : -(-block.stop // self.slots)]
-        shift = first * self.slots
-        return page_ids, slice(block.start - shift, block.stop - shift)
-
-
-def _spans(
-    starts_B1: Tensor, contexts_B: Tensor, table_BP: Tensor, places_PS: Tensor, tokens: int
-) -> list[Span]:
-    """Return the spans that hold tokens, checked against a cache of pages and slots."""
-    starts, contexts = starts_B1.tolist(), contexts_B.tolist()
-    num_pages, slots = places_PS.shape
-    pages = [
-        pages_of(table_BP, sequence, context, slots, num_pages)
-        for sequence, context in enumerate(contexts)
-    ]
-    check_spans(starts, contexts, tokens)
-    return [
-        Span(begin, end, contexts[sequence], pages[sequence], slots)
-        for sequence, (begin, end) in enumerate(pairwise(starts))
-        if end > begin
-    ]
+    rows = _written(rows_TW, (rows_PSW, scales_PSG), starts_B1, contexts_B, table_BP)
+    return attend_expanded(q_TNK, rows, scale, expansion_NOC)
 
 
 def _written(
     rows_TW: Tensor,
-    rows_PSW: Tensor,
-    scales_PSG: Tensor,
+    caches: tuple[Tensor, Tensor],
     starts_B1: Tensor,
     contexts_B: Tensor,
     table_BP: Tensor,
-) -> list[Span]:
-    """Write the new rows of every sequence; return their spans."""
-    spans = _spans(starts_B1, contexts_B, table_BP, rows_PSW[..., 0], len(rows_TW))
+) -> CachedRows:
+    """Write the new rows of every sequence in INT8; return how all are read, in fp32 or wider."""
+    rows_PSW, scales_PSG = caches
+    cache = (rows_PSW.shape[0], rows_PSW.shape[1])
+    spans = paged_spans(starts_B1, contexts_B, table_BP, cache=cache, tokens=len(rows_TW))
     whole_TW, scales_TG = quantised(rows_TW, INT8_GROUP)
     for span in spans:
         rows_PSW[span.places] = whole_TW[span.begin : span.end]
         scales_PSG[span.places] = scales_TG[span.begin : span.end].to(scales_PSG.dtype)
-    return spans
 
+    def at(span: PagedSpan, block: slice) -> Tensor:
+        page_ids, inside = span.pages_at(block)
+        rows_XW, scales_XG = (part[page_ids].flatten(0, 1)[inside] for part in caches)
+        return dequantised(rows_XW, scales_XG, INT8_GROUP).to(wide(rows_TW[:0]).dtype)
 
-def _latents(rows_PSW: Tensor, scales_PSG: Tensor, span: Span, block: slice) -> Tensor:
-    """Return the rows [X, W] of a block of the context."""
-    page_ids, inside = span.pages_at(block)
-    rows_XW, scales_XG = (part[page_ids].flatten(0, 1)[inside] for part in (rows_PSW, scales_PSG))
-    return dequantised(rows_XW, scales_XG, INT8_GROUP)
+    return CachedRows(spans, rows_PSW.shape[2], at)
 
 
 def _attend(
     q_TNH: Tensor,
     caches: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
-    span: Span,
+    span: PagedSpan,
     last: int,
     window: int | None,
 ) -> Tensor:
@@ -268,7 +202,7 @@ def _attend(
     return out_KTGH.transpose(0, 1).reshape(tokens, heads, channels).to(q_TNH.dtype)
 
 
-def _heads(pages_PKSH: Tensor, scales_PKS: Tensor, span: Span, block: slice) -> Tensor:
+def _heads(pages_PKSH: Tensor, scales_PKS: Tensor, span: PagedSpan, block: slice) -> Tensor:
     """Return the keys or values [K, X, H] of a block of the context."""
     page_ids, inside = span.pages_at(block)
     whole_KXH = pages_PKSH[page_ids].transpose(0, 1).flatten(1, 2)[:, inside]

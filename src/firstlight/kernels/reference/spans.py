@@ -36,7 +36,58 @@ def equal_spans(starts: Sequence[int], device: torch.device) -> list[EqualSpans]
     return groups
 
 
-def pages_of(table_BP: Tensor, sequence: int, context: int, slots: int, num_pages: int) -> Tensor:
+class PagedSpan(NamedTuple):
+    """Tokens [begin, end) of the step, the last of a context that lies in `page_ids`."""
+
+    begin: int
+    end: int
+    context: int
+    page_ids: Tensor
+    slots: int
+
+    @property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """The page and the slot of each new token."""
+        first = self.context - (self.end - self.begin)
+        positions = torch.arange(first, self.context, device=self.page_ids.device)
+        return self.page_ids[positions // self.slots], positions % self.slots
+
+    def pages_at(self, block: slice) -> tuple[Tensor, slice]:
+        """The pages of context positions, and where these are among their slots."""
+        first = block.start // self.slots
+        page_ids = self.page_ids[first : -(-block.stop // self.slots)]
+        shift = first * self.slots
+        return page_ids, slice(block.start - shift, block.stop - shift)
+
+
+def paged_spans(
+    starts_B1: Tensor,
+    contexts_B: Tensor,
+    table_BP: Tensor,
+    *,
+    cache: tuple[int, int],
+    tokens: int,
+) -> list[PagedSpan]:
+    """Return the spans that hold tokens; `cache` is the number of pages, and the slots of one.
+
+    Raises IndexError for a page outside the cache, ValueError for starts and contexts that
+    contradict each other or the number of tokens.
+    """
+    starts, contexts = starts_B1.tolist(), contexts_B.tolist()
+    num_pages, slots = cache
+    pages = [
+        _pages_of(table_BP, sequence, context, slots, num_pages)
+        for sequence, context in enumerate(contexts)
+    ]
+    check_spans(starts, contexts, tokens)
+    return [
+        PagedSpan(begin, end, contexts[sequence], pages[sequence], slots)
+        for sequence, (begin, end) in enumerate(pairwise(starts))
+        if end > begin
+    ]
+
+
+def _pages_of(table_BP: Tensor, sequence: int, context: int, slots: int, num_pages: int) -> Tensor:
     """Return the page ids (int64) of a sequence's context, checked against the cache's size."""
     needed = -(-context // slots)
     if needed > table_BP.shape[1]:
