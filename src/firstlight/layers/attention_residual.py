@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from firstlight.kernels.reference.wide import wide
 from firstlight.kernels.registry import KernelSet
 
 
@@ -37,7 +38,6 @@ class ResidualMix(nn.Module):
         """Returns the mix [T, D]; with an empty bank it is the running sum itself."""
         if carry.bank_TBD.shape[1] == 0:
             return carry.sum_TD
-        wide = torch.promote_types(self.norm.dtype, torch.float32)
-        query_D = self.norm.to(wide) * self.query.to(wide).squeeze(0)
+        query_D = wide(self.norm) * wide(self.query).squeeze(0)
         out: Tensor = self.kernels.residual_mix(carry.bank_TBD, carry.sum_TD, query_D, self.epsilon)
         return out

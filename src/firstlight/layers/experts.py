@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from firstlight.kernels.activation import Activation
 from firstlight.kernels.mxfp4 import GROUP, Mxfp4, from_mxfp4
+from firstlight.kernels.reference.wide import wide
 from firstlight.kernels.registry import KernelSet
 
 _EPSILON = 1e-20  # of the sum the chosen scores are divided by
@@ -53,8 +54,7 @@ class Router(nn.Module):
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Returns chosen experts [T, K] int64 and their weights [T, K] in fp32."""
-        wide = torch.promote_types(x_TD.dtype, torch.float32)
-        scores_TE = torch.sigmoid(nn.functional.linear(x_TD.to(wide), self.weight.to(wide)))
+        scores_TE = torch.sigmoid(nn.functional.linear(wide(x_TD), wide(self.weight)))
         ids_TK = (scores_TE.detach() + self.bias.detach()).topk(self.shape.chosen, -1).indices
         weights_TK = scores_TE.gather(-1, ids_TK)
         if self.shape.renormalise:

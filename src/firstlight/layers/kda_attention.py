@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from firstlight.kernels.reference.wide import wide
 from firstlight.kernels.registry import KernelSet
 from firstlight.layers.layer_state import RecurrentSlots
 from firstlight.layers.norm import RMSNorm
@@ -81,11 +82,11 @@ class DeltaAttention(nn.Module):
             _l2_normalised(k_TNH),
             v_TNH,
             self._log_decay(x_TD),
-            torch.sigmoid(_wide(self.b_proj(x_TD))),
+            torch.sigmoid(wide(self.b_proj(x_TD))),
             batch.starts_B1,
             *(() if state is None else (state.matrices_RHKV, *_slots(batch, state))),
         )
-        gated_TNH = self.o_norm(out_TNH) * torch.sigmoid(_wide(self._gate(x_TD)))
+        gated_TNH = self.o_norm(out_TNH) * torch.sigmoid(wide(self._gate(x_TD)))
         out: Tensor = self.o_proj(gated_TNH.flatten(1).to(x_TD.dtype))
         return out
 
@@ -101,7 +102,7 @@ class DeltaAttention(nn.Module):
             batch.starts_B1,
             *(() if state is None else (state.inputs_RTC, *_slots(batch, state))),
         )
-        q, k, v = (_wide(part) for part in out_TC.chunk(3, -1))
+        q, k, v = (wide(part) for part in out_TC.chunk(3, -1))
         size = (x_TD.shape[0], -1, self.shape.head_dim)
         return q.reshape(size), k.reshape(size), v.reshape(size)
 
@@ -109,9 +110,9 @@ class DeltaAttention(nn.Module):
         """Log decay [T, N, H] of each key channel; negative, above `lower_bound` where there is
         one.
         """
-        logits_TP = _wide(self.f_b_proj(self.f_a_proj(x_TD))) + _wide(self.dt_bias)
+        logits_TP = wide(self.f_b_proj(self.f_a_proj(x_TD))) + wide(self.dt_bias)
         logits_TNH = logits_TP.view(x_TD.shape[0], -1, self.shape.head_dim)
-        speed_N1 = _wide(self.A_log).exp().reshape(-1, 1)
+        speed_N1 = wide(self.A_log).exp().reshape(-1, 1)
         if self.shape.lower_bound is None:
             return -speed_N1 * functional.softplus(logits_TNH)
         return self.shape.lower_bound * torch.sigmoid(speed_N1 * logits_TNH)
@@ -125,15 +126,8 @@ class DeltaAttention(nn.Module):
 
 def _slots(batch: PackedBatch, state: RecurrentSlots) -> tuple[Tensor, Tensor]:
     """The slot of each sequence, and whether it begins with this step."""
-    assert batch.contexts_B is not None
-    lengths_B = batch.starts_B1[1:] - batch.starts_B1[:-1]
-    return batch.tables[state.group][:, 0], batch.contexts_B == lengths_B
+    return batch.tables[state.group][:, 0], batch.fresh_B
 
 
 def _l2_normalised(x_TNH: Tensor) -> Tensor:
     return x_TNH * torch.rsqrt(x_TNH.square().sum(-1, keepdim=True) + NORM_EPSILON)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Gates and states are fp32 whatever the layer computes in; float64 stays."""
-    return x if x.dtype == torch.float64 else x.float()

@@ -5,6 +5,7 @@ Shape letters: T tokens of all sequences back to back, B sequences, P pages of o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,12 @@ class PackedBatch:
     tables: tuple[Tensor, ...] = ()
     features: PlacedFeatures | None = None
     adapters_T: Tensor | None = field(default=None)
+
+    @cached_property
+    def fresh_B(self) -> Tensor:
+        """Bool [B]: the sequence begins with this step, so nothing its slots hold is its own."""
+        assert self.contexts_B is not None, "only a batch with a cache has contexts"
+        return self.contexts_B == self.starts_B1[1:] - self.starts_B1[:-1]
 
     @property
     def num_sequences(self) -> int:
