@@ -9,11 +9,13 @@ heads, K key channels, V value channels, R slots, C convolution channels, W taps
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from firstlight.kernels.reference.spans import equal_spans
+from firstlight.kernels.reference.spans import EqualSpans, equal_spans
 from firstlight.kernels.reference.wide import wide
 
 # Within a chunk decays are taken pairwise, so any decay is safe; longer chunks cost more of it.
@@ -37,17 +39,13 @@ def short_conv(
     """
     taps = weight_C1W.shape[-1]
     weight_WC = wide(weight_C1W.squeeze(1)).t()
+    memory = _Memory(inputs_RTC, slots_B, fresh_B)
     parts, order = [], []
     for span in equal_spans(starts_B1.tolist(), x_TC.device):
-        before_SWC = x_TC.new_zeros(len(span.sequences), taps - 1, x_TC.shape[1])
-        if inputs_RTC is not None and slots_B is not None and fresh_B is not None:
-            chosen = torch.tensor(span.sequences, device=x_TC.device)
-            slots_S, old_S = slots_B[chosen].long(), ~fresh_B[chosen]
-            kept_SWC = inputs_RTC[slots_S].to(x_TC.dtype)
-            before_SWC = torch.where(old_S[:, None, None], kept_SWC, before_SWC)
+        none_SWC = x_TC.new_zeros(len(span.sequences_S), taps - 1, x_TC.shape[1])
+        before_SWC = memory.load(span, none_SWC)
         joined_SLC = torch.cat((before_SWC, x_TC[span.index_SL]), 1)
-        if inputs_RTC is not None:
-            inputs_RTC[slots_S] = joined_SLC[:, -(taps - 1) :].to(inputs_RTC.dtype)
+        memory.store(span, joined_SLC[:, -(taps - 1) :])
         joined_SLC = wide(joined_SLC)
         total_SLC = sum(
             joined_SLC[:, tap : tap + span.length] * weight_WC[tap] for tap in range(taps)
@@ -75,21 +73,14 @@ def delta_rule(
     token by token: the result is the same.
     """
     inputs = [wide(x) for x in (q_TNK, k_TNK, v_TNV, decay_TNK, beta_TN)]
-    parts, order = [], []
+    memory, parts, order = _Memory(matrices_RNKV, slots_B, fresh_B), [], []
     for span in equal_spans(starts_B1.tolist(), q_TNK.device):
-        state_SNKV = inputs[0].new_zeros(
-            len(span.sequences), q_TNK.shape[1], q_TNK.shape[2], v_TNV.shape[2]
-        )
-        if matrices_RNKV is not None and slots_B is not None and fresh_B is not None:
-            chosen = torch.tensor(span.sequences, device=q_TNK.device)
-            slots_S, old_S = slots_B[chosen].long(), ~fresh_B[chosen]
-            kept_SNKV = matrices_RNKV[slots_S].to(state_SNKV.dtype)
-            state_SNKV = torch.where(old_S[:, None, None, None], kept_SNKV, state_SNKV)
+        size = (len(span.sequences_S), q_TNK.shape[1], q_TNK.shape[2], v_TNV.shape[2])
+        state_SNKV = memory.load(span, inputs[0].new_zeros(size))
         q, k, v, decay, beta = (x[span.index_SL] for x in inputs)
         form = chunked_delta_rule if span.length >= CHUNKED_FROM else recurrent_delta_rule
         out_SLNV, state_SNKV = form(q, k, v, decay, beta, state_SNKV)
-        if matrices_RNKV is not None:
-            matrices_RNKV[slots_S] = state_SNKV.to(matrices_RNKV.dtype)
+        memory.store(span, state_SNKV)
         parts.append(out_SLNV.flatten(0, 1))
         order.append(span.index_SL.flatten())
     return _in_order(parts, order, wide(v_TNV))
@@ -170,6 +161,31 @@ def _one_chunk(
     to_end_SNLK = (sums_SNLK[:, :, -1:] - sums_SNLK).exp()
     kept_SNKV = from_start_SNLK[:, :, -1].unsqueeze(-1) * state_SNKV
     return out_SNLV, kept_SNKV + (k_SNLK * to_end_SNLK).transpose(2, 3) @ error_SNLV
+
+
+class _Memory(NamedTuple):
+    """What sequences keep between steps: `rows` by slot, and none of it in training."""
+
+    rows: Tensor | None
+    slots_B: Tensor | None
+    fresh_B: Tensor | None
+
+    def load(self, span: EqualSpans, empty: Tensor) -> Tensor:
+        """Returns what the span's sequences kept, in the dtype of `empty`, which the fresh get."""
+        if self.rows is None:
+            return empty
+        assert self.fresh_B is not None
+        is_old = ~self.fresh_B[span.sequences_S].view(-1, *[1] * (empty.dim() - 1))
+        return torch.where(is_old, self.rows[self._slots(span)].to(empty.dtype), empty)
+
+    def store(self, span: EqualSpans, values: Tensor) -> None:
+        """Keeps one row for each sequence of the span."""
+        if self.rows is not None:
+            self.rows[self._slots(span)] = values.to(self.rows.dtype)
+
+    def _slots(self, span: EqualSpans) -> Tensor:
+        assert self.slots_B is not None
+        return self.slots_B[span.sequences_S].long()
 
 
 def _in_order(parts: list[Tensor], order: list[Tensor], like: Tensor) -> Tensor:

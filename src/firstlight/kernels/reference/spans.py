@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 class EqualSpans(NamedTuple):
-    """Sequences with `length` tokens each: their indices in the batch, and their tokens [S, L]."""
+    """Sequences with `length` tokens each: their indices in the batch [S], and their tokens."""
 
     length: int
-    sequences: tuple[int, ...]
+    sequences_S: Tensor
     index_SL: Tensor
 
 
@@ -32,7 +32,8 @@ def equal_spans(starts: Sequence[int], device: torch.device) -> list[EqualSpans]
     for length, sequences in by_length.items():
         first_S1 = torch.tensor([[starts[s]] for s in sequences], device=device)
         index_SL = first_S1 + torch.arange(length, device=device)
-        groups.append(EqualSpans(length, tuple(sequences), index_SL))
+        sequences_S = torch.tensor(sequences, device=device)
+        groups.append(EqualSpans(length, sequences_S, index_SL))
     return groups
 
 
