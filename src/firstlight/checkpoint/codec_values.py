@@ -24,7 +24,9 @@ def decode_matrix(codec: Codec, raw: Array, shape: tuple[int, ...]) -> Array:
     count = codec.code_bytes(shape)
     codes = raw[:count].reshape(shape[0], -1)
     scales = raw[count : codec.matrix_bytes(shape)].view(np.dtype(_SCALES[codec.scale_bytes]))
-    return scaled(values_of_codes(codec, codes), scale_values(scales), codec.scale_shape(shape))
+    grid = scale_values(scales).reshape(codec.scale_shape(shape))
+    block = (codec.rows or shape[0], codec.columns or shape[1])
+    return scaled(values_of_codes(codec, codes), grid, block)
 
 
 def values_of_codes(codec: Codec, codes: Array) -> Array:
@@ -47,19 +49,21 @@ def scale_values(scales: Array) -> Array:
     return powers.astype(np.float32)
 
 
-def scaled(values: Array, scales: Array, scale_shape: tuple[int, int]) -> Array:
-    """Multiplies float32 values [R, C], in place, with the scale of their group; the last group of
-    a direction may be short."""
-    rows, columns = values.shape
-    grid = scales.reshape(scale_shape)
-    if scale_shape[1] not in (1, columns):
-        grid = np.repeat(grid, -(-columns // scale_shape[1]), axis=1)[:, :columns]
-    if scale_shape[0] in (1, rows):
+def scaled(values: Array, grid: Array, block: tuple[int, int], skipped: int = 0) -> Array:
+    """Multiplies float32 values [R, C], in place, with the scale of their group, and returns them.
+
+    `block` is rows and columns that share a scale, `grid` [r, c] the scales of the groups that the
+    rows touch, of whose first `skipped` rows are not among them; the last may be short.
+    """
+    step, width = block
+    if grid.shape[1] > 1 and width > 1:
+        grid = np.repeat(grid, width, axis=1)[:, : values.shape[1]]
+    if step == 1:
         values *= grid
         return values
-    step = -(-rows // scale_shape[0])
-    for number, start in enumerate(range(0, rows, step)):
-        values[start : start + step] *= grid[number]
+    for number, scales in enumerate(grid):
+        start = number * step - skipped
+        values[max(0, start) : start + step] *= scales
     return values
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from firstlight.checkpoint.codec_values import float32_to, scale_values, values_of_codes
+from firstlight.checkpoint.codec_values import float32_to, scale_values, scaled, values_of_codes
 from firstlight.checkpoint.findings import ERROR, NOTE, Finding
 from firstlight.checkpoint.names import WeightSpec
 from firstlight.checkpoint.tensor_info import FLOAT_TYPES, Array, Checkpoint, TensorInfo
@@ -135,24 +135,17 @@ class DequantisedCheckpoint:
         raw = codes.reshape(stop - start, -1).view(np.uint8)
         if self._method.excess:
             raw = raw ^ np.uint8(128)
+        step = matrix.block[0]
+        grid = self._scales(matrix, slice(start // step, -(-stop // step)))
         values = values_of_codes(self._codec, raw)
-        grid = self._scales(matrix)
-        step, width = matrix.block
-        first = start // step
-        grid = grid[first : -(-stop // step)]
-        spread = np.repeat(grid, width, axis=1)[:, : info.shape[1]] if grid.shape[1] > 1 else grid
-        which = np.arange(start, stop) // step - first
-        for number in range(len(spread)):
-            values[which == number] *= spread[number]
-        return float32_to(values, self._dtype)
+        return float32_to(scaled(values, grid, matrix.block, start % step), self._dtype)
 
-    def _scales(self, matrix: _Matrix) -> Array:
-        """Returns the scales of a matrix as float32, one row for each group of rows."""
-        raw, dtype = self._source.read(matrix.scales.name), matrix.scales.dtype
+    def _scales(self, matrix: _Matrix, groups: slice) -> Array:
+        """Returns the scales of a run of groups of rows as float32, a row for each group."""
+        raw, dtype = self._source.read(matrix.scales.name, groups), matrix.scales.dtype
         if dtype == "BF16":
             raw = (raw.astype("<u4") << 16).view("<f4")
-        rows, _ = self._shape(matrix.codes)
-        return scale_values(raw).reshape(-(-rows // matrix.block[0]), -1)
+        return scale_values(raw).reshape(groups.stop - groups.start, -1)
 
     def read_into(self, name: str, start_row: int, buffer: memoryview) -> None:
         """Fills a buffer with rows of a tensor that is as it is in its file."""
