@@ -60,6 +60,12 @@ class BlockPool:
         if left == 0:
             self._link(block, after=self._previous[NULL_BLOCK] if keep else NULL_BLOCK)
 
+    def reuse_next(self, block: int) -> None:
+        """Moves a free block, whose content is worth nothing any more, to that end of the list."""
+        assert self._references[block] == 0, f"block {block} is in use"
+        self._unlink(block)
+        self._link(block, after=NULL_BLOCK)
+
     def check_integrity(self) -> None:
         """Recounts the free list in both directions against the reference counts."""
         free = [block for block in range(1, self.num_blocks) if self._references[block] == 0]

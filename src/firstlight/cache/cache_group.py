@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from firstlight.cache.idle_times import IdleTotals
+from firstlight.cache.block_pool import BlockPool
+from firstlight.cache.idle_times import IdleTimes, IdleTotals
 from firstlight.cache.prefix_index import PrefixChain
 
 RECURRENT = "recurrent"
@@ -41,6 +42,22 @@ class GroupUsage(NamedTuple):
     def evictions(self) -> int:
         """Findable units that were taken for something else, since the start."""
         return self.idle.num_evicted
+
+
+def count_units(
+    kind: str, pool: BlockPool, *, cached: int, hits: int, idle: IdleTimes
+) -> GroupUsage:
+    """Counts the units of a pool by condition; `cached` of the free ones can be found."""
+    free = pool.num_free
+    return GroupUsage(
+        kind=kind,
+        usable=pool.num_usable,
+        used=pool.num_usable - free,
+        cached=cached,
+        empty=free - cached,
+        hits=hits,
+        idle=idle.totals,
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from firstlight.cache.block_pool import NULL_BLOCK, BlockPool
-from firstlight.cache.cache_group import GroupUsage
+from firstlight.cache.cache_group import GroupUsage, count_units
 from firstlight.cache.idle_times import IdleTimes
 from firstlight.cache.prefix_index import PrefixChain, PrefixIndex, PrefixKey
 from firstlight.sharding.state_spec import StateSpec
@@ -182,8 +182,7 @@ class PagedGroup:
                 self._index.discard(found)
                 if self._pool.references(found) == 0:
                     self._num_cached -= 1
-                    self._pool.share(found)
-                    self._pool.release(found, keep=False)
+                    self._pool.reuse_next(found)
 
     def release(self, request_id: str) -> None:
         """Closes a table, last block first: the end of a prefix is evicted before its start."""
@@ -197,15 +196,12 @@ class PagedGroup:
 
     def usage(self) -> GroupUsage:
         """How many blocks are in which condition."""
-        usable, free, cached = self._pool.num_usable, self._pool.num_free, self._num_cached
-        return GroupUsage(
-            kind=self.spec.kind,
-            usable=usable,
-            used=usable - free,
-            cached=cached,
-            empty=free - cached,
+        return count_units(
+            self.spec.kind,
+            self._pool,
+            cached=self._num_cached,
             hits=self._num_hits,
-            idle=self._idle.totals,
+            idle=self._idle,
         )
 
     def check_integrity(self, num_committed: dict[str, int]) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from firstlight.cache.block_pool import BlockPool
-from firstlight.cache.cache_group import GroupUsage, SlotCopy
+from firstlight.cache.cache_group import GroupUsage, SlotCopy, count_units
 from firstlight.cache.idle_times import IdleTimes
 from firstlight.cache.prefix_index import PrefixChain, PrefixIndex, PrefixKey
 from firstlight.cache.snapshot_values import SnapshotValues
@@ -191,8 +191,7 @@ class RecurrentGroup:
         for key in self._live[request_id].keys:
             slot = self._index.find(key)
             if slot is not None:
-                self._forget(slot)
-                self._touch(slot, keep=False)
+                self._drop(slot)
 
     def release(self, request_id: str) -> None:
         """Gives back the live slot and drops a snapshot that is under way."""
@@ -207,15 +206,12 @@ class RecurrentGroup:
 
     def usage(self) -> GroupUsage:
         """How many slots are live or being saved to, hold a snapshot, or are empty."""
-        usable, free, cached = self._pool.num_usable, self._pool.num_free, len(self._index)
-        return GroupUsage(
-            kind=self.spec.kind,
-            usable=usable,
-            used=usable - free,
-            cached=cached,
-            empty=free - cached,
+        return count_units(
+            self.spec.kind,
+            self._pool,
+            cached=len(self._index),
             hits=self._num_hits,
-            idle=self._idle.totals,
+            idle=self._idle,
         )
 
     def check_integrity(self, num_committed: dict[str, int]) -> None:
@@ -256,14 +252,13 @@ class RecurrentGroup:
             return
         (slot, key), live.turn = live.turn, None
         if self._index.find(key) == slot and self._values.is_fresh(slot):
-            self._forget(slot)
-            self._touch(slot, keep=False)
+            self._drop(slot)
 
     def _forget(self, slot: int) -> bool:
         self._values.remove(slot)
         return self._index.discard(slot)
 
-    def _touch(self, slot: int, *, keep: bool) -> None:
-        """Moves a free slot to the end that is reused last if `keep`, else next."""
-        self._pool.share(slot)
-        self._pool.release(slot, keep=keep)
+    def _drop(self, slot: int) -> None:
+        """Empties the slot of a snapshot."""
+        self._forget(slot)
+        self._pool.reuse_next(slot)

@@ -39,9 +39,6 @@ class SnapshotValues:
         self._floor = 0
         self._moment = 0
 
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._kept
-
     @property
     def slots(self) -> set[int]:
         """The slots that hold a snapshot."""
