@@ -22,7 +22,7 @@ MILLION = 1 << 20
 
 def limited_by(name: str, island: int = 8, **more: float) -> Rates:
     """A device with no limit but one of a unit a second."""
-    rates = {key: inf for key in ("memory", "matrix", "narrow", "link", "network", "upload")}
+    rates = {key: inf for key in ("memory", "matrix", "narrow", "link", "network")}
     return Rates(constants=PLAIN, island=island, measured=True, **{**rates, name: 1.0, **more})
 
 

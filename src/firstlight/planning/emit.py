@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -199,8 +199,3 @@ def _command(*words: object) -> str:
 
 def _quoted(word: str) -> str:
     return f'"{word}"' if word.startswith("$") else shlex.quote(word)
-
-
-def all_launches(plan: PlanFile, fleet: Fleet, targets: Iterable[str]) -> tuple[Launch, ...]:
-    """Returns the settings for each target named."""
-    return tuple(TARGETS[target](plan, fleet) for target in targets)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from firstlight.planning.constants import (
-    EXPECTED,
     MATRIX_SHARE,
     MEMORY_SHARE,
     OPTIMISTIC,
@@ -38,7 +37,6 @@ class Rates:
     narrow: float
     link: float
     network: float
-    upload: float
     island: int
     measured: bool = False
 
@@ -102,7 +100,6 @@ def rates_of(fleet: Fleet, constants: Constants, dtype: str) -> Rates:
         narrow=_narrow_rate(device, constants, dense),
         link=_pick(device.link_bandwidth, constants) * constants.link_share,
         network=_pick(device.network_bandwidth, constants) * constants.network_share,
-        upload=_pick(device.host_bandwidth, constants),
         island=fleet.island,
         measured=device.vendor == HOST_VENDOR,
     )
@@ -119,6 +116,3 @@ def _pick(figure: Figure, constants: Constants) -> float:
     if constants is PESSIMISTIC:
         return figure.pessimistic
     return figure.optimistic if constants is OPTIMISTIC else figure.expected
-
-
-SCENARIOS: tuple[Constants, ...] = (OPTIMISTIC, EXPECTED, PESSIMISTIC)

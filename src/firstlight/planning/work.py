@@ -91,7 +91,6 @@ class VisionWork:
     attention_width: int
     blocks: int
     hidden: int
-    widest: int
     patches_per_feature: int
     weight_bytes: int
 
@@ -235,14 +234,12 @@ def _vision(spec: ModelSpec, table: WeightTable) -> VisionWork | None:
     if vision is None:
         return None
     parts = {"vision": 0, "projector": 0}
-    widest = 0
     for one in table.classes:
         if one.part not in parts or one.tensor.name.endswith("positions"):
             continue
         shape = one.tensor.shape
         if len(shape) > 1:
             parts[one.part] += prod(shape) * one.copies
-            widest = max(widest, shape[0]) if one.part == "vision" else widest
     held = (c for c in table.classes if c.part in parts)
     return VisionWork(
         patch_values=parts["vision"],
@@ -250,7 +247,6 @@ def _vision(spec: ModelSpec, table: WeightTable) -> VisionWork | None:
         attention_width=vision.attention_width,
         blocks=vision.blocks,
         hidden=vision.hidden_size,
-        widest=widest,
         patches_per_feature=vision.merge[0] * vision.merge[1],
         weight_bytes=sum(table.whole_bytes(c) * c.copies for c in held),
     )

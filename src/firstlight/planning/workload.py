@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 from firstlight.errors import UsageError
 
-OBJECTIVES = ("latency", "throughput", "cheapest")
-ENGINES = ("firstlight", "vllm", "sglang")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
