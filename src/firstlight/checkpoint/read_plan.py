@@ -50,10 +50,7 @@ def targets_of(spec: WeightSpec, place: Place) -> tuple[Target, ...]:
     targets = []
     alike: dict[str, tuple[Slice, tuple[int, ...]]] = {}  # the experts of one parameter
     facts = spec.facts
-    experts = range(0)
-    if facts.num_experts:
-        count = facts.num_experts // place.layout.ep
-        experts = range(count * place.ep_index, count * (place.ep_index + 1))
+    experts = place.experts(facts.num_experts)
     for rule in spec.tensors:
         if rule.expert is not None and rule.expert not in experts:
             continue

@@ -81,16 +81,20 @@ class ShardMap:
 
     def runs(self, rank: int) -> Iterator[MappedRuns]:
         """Yields what a rank takes of each tensor it takes anything of, units in load order."""
-        place = self.layout.place(rank)
-        for one in self._classes:
-            part = slice_for(_held_rule(one, self._facts, place), self._facts, place)
-            if part is None or part.zero or part.start == part.stop:
-                continue
-            skip, count, num_bytes, pitch = _cut(one, part)
-            for match in _held(one, self._facts, place):
+        for _, held, (skip, count, num_bytes, pitch) in self._taken(rank):
+            for match in held:
                 info = match.info
                 offset = info.offset + skip
                 yield MappedRuns(info.name, info.file, offset, count, num_bytes, pitch)
+
+    def _taken(self, rank: int) -> Iterator[tuple[int, list[Match], tuple[int, int, int, int]]]:
+        """Yields the number of each class a rank takes of, the tensors it takes of, their cut."""
+        place = self.layout.place(rank)
+        for number, one in enumerate(self._classes):
+            held = _held(one, self._facts, place)
+            part = slice_for(held[0].rule, self._facts, place) if held else None
+            if part is not None and not part.zero and part.start < part.stop:
+                yield number, held, _cut(one, part)
 
     @cached_property
     def shares(self) -> tuple[RankShare, ...]:
@@ -98,16 +102,12 @@ class ShardMap:
         return tuple(self._share(rank) for rank in range(self.layout.world_size))
 
     def _share(self, rank: int) -> RankShare:
-        place, tensors, num_bytes, shared = self.layout.place(rank), 0, 0, 0
-        for one, uses in zip(self._classes, self._uses, strict=True):
-            part = slice_for(_held_rule(one, self._facts, place), self._facts, place)
-            if part is None or part.zero or part.start == part.stop:
-                continue
-            held = len(_held(one, self._facts, place))
-            _, count, length, _ = _cut(one, part)
-            tensors += held
-            num_bytes += held * count * length
-            shared += held * count * length if uses > 1 else 0
+        tensors = num_bytes = shared = 0
+        for number, held, (_, count, length, _) in self._taken(rank):
+            taken = len(held) * count * length
+            tensors += len(held)
+            num_bytes += taken
+            shared += taken if self._uses[number] > 1 else 0
         return RankShare(rank, tensors, num_bytes, shared)
 
     @cached_property
@@ -151,15 +151,8 @@ def _held(one: _Class, facts: Facts, place: Place) -> list[Match]:
     """Returns the tensors of a class that a rank takes a part of, if it takes any."""
     if one.rule.expert is None or place.layout.ep == 1:
         return one.matches
-    count = facts.num_experts // place.layout.ep
-    own = range(count * place.ep_index, count * (place.ep_index + 1))
+    own = place.experts(facts.num_experts)
     return [match for match in one.matches if match.rule.expert in own]
-
-
-def _held_rule(one: _Class, facts: Facts, place: Place) -> TensorRule:
-    """Returns a rule of the class whose expert the rank holds, or the first."""
-    held = _held(one, facts, place)
-    return held[0].rule if held else one.rule
 
 
 def _cut(one: _Class, part: Slice) -> tuple[int, int, int, int]:

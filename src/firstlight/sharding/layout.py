@@ -66,6 +66,11 @@ class Place:
     ep_index: int
     expert_tp_index: int
 
+    def experts(self, num_experts: int) -> range:
+        """Returns which of a model's experts this rank holds: a run of equal length by EP index."""
+        count = num_experts // self.layout.ep
+        return range(count * self.ep_index, count * (self.ep_index + 1))
+
 
 def stage_layers(num_layers: int, layout: Layout, pp_index: int) -> range:
     """Returns the layers a pipeline stage owns: contiguous, the earlier stages at most one longer.
