@@ -6,10 +6,10 @@ Plans for this very start, with or without a plan file; knows neither report nor
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from firstlight.cache.cache_group import CacheUsage
+from firstlight.cache.cache_group import RECURRENT, CacheUsage
 from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import CachePlan
 from firstlight.errors import BadInput
@@ -31,8 +31,6 @@ from firstlight.planning.work import model_work
 from firstlight.runner.protocol import CachesAllocated, RankLoaded, StepDone
 from firstlight.schedule.step import StepPlan
 from firstlight.sharding.layout import Layout
-
-_RECURRENT = "recurrent"
 
 
 class Audit:
@@ -91,7 +89,7 @@ class Audit:
         held = HeldCaches(plan.num_blocks, settings.block_size, plan.num_slots, plan.window_blocks)
         size = self._work.table.element_bytes
         sizes = held_cache_bytes(self._spec.states, held, tp=settings.tp, element_bytes=size)
-        slots = sizes.pop(_RECURRENT, 0)
+        slots = sizes.pop(RECURRENT, 0)
         self._block_bytes = plan.paged_bytes // max(1, plan.num_blocks)
         for report in reports:
             paged = report.allocated_bytes - report.recurrent_bytes
@@ -103,8 +101,12 @@ class Audit:
                 beside = report.rest_bytes - self._held.get(report.rank, 0)
                 self._note(f"framework/{report.rank}", self._framework, beside)
 
-    def step(self, plan: StepPlan, done: Sequence[StepDone], usage: CacheUsage) -> None:
-        """Takes in a step; ranks measure those that are larger than all before."""
+    def step(
+        self, plan: StepPlan, done: Sequence[StepDone], usage: Callable[[], CacheUsage]
+    ) -> None:
+        """Takes in a step; ranks measure those that are larger than all before. `usage` counts the
+        cache, for those alone.
+        """
         if not done[0].activation_bytes:
             return
         shape = StepShape(
@@ -115,10 +117,11 @@ class Audit:
         )
         planned = activation_bytes(self._work, self._layout, shape)
         planned += logits_bytes(self._work, shape.sequences)
+        touched = self._touched(usage()) if self._on_host else 0
         for report in done:
             self._note(f"activations/{report.rank}", planned, report.activation_bytes)
             if self._on_host:
-                whole = self._framework + (self._packed or 0) + self._touched(usage) + planned
+                whole = self._framework + (self._packed or 0) + touched + planned
                 self._note(f"resident/{report.rank}", whole, report.peak_bytes)
 
     def keep(self) -> None:
@@ -143,11 +146,9 @@ class Audit:
 
     def _touched(self, usage: CacheUsage) -> int:
         """Bytes of blocks that have been written: caches are given memory as they are used."""
-        share = max(
-            (g.used + g.cached) / max(1, g.usable) for g in usage.groups if g.kind != _RECURRENT
-        )
-        blocks = max((g.usable for g in usage.groups if g.kind != _RECURRENT), default=0)
-        return int(share * blocks) * self._block_bytes
+        paged = [group for group in usage.groups if group.kind != RECURRENT]
+        share = max((group.used + group.cached) / group.usable for group in paged)
+        return int(share * max(group.usable for group in paged)) * self._block_bytes
 
     def _note(self, component: str, planned: int, measured: int) -> None:
         self._found[component] = Compared(component, planned, measured)

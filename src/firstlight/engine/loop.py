@@ -155,7 +155,7 @@ class EngineLoop:
         ranks.send(protocol.RunStep(plan))
         done = ranks.collect(protocol.StepDone, on_progress=lambda _: self._advanced())
         if self._running.audit is not None:
-            self._running.audit.step(plan, done, self._running.cache.usage())
+            self._running.audit.step(plan, done, self._running.cache.usage)
         result = protocol.joint_result(done)
         updates = scheduler.update(result)
         self._answer(updates)

@@ -32,12 +32,13 @@ def serve_to_end(
     ranks: RankGroup,
     scheduler: Scheduler,
     requests: Sequence[SubmittedRequest],
-    on_step: Callable[[Sequence[StepDone]], None],
-    on_plan: Callable[[StepPlan, Sequence[StepDone]], None] | None = None,
+    *,
+    advanced: Callable[[], None],
+    on_step: Callable[[StepPlan, Sequence[StepDone]], None],
 ) -> list[Served]:
     """Serves requests before anybody else can and returns what they brought, in their order.
 
-    `on_step` hears that something moved, `on_plan` each step with its answers.
+    `advanced` hears that something moved, `on_step` each step with its answers.
 
     Raises CheckFailed when one of them ends with an error.
     """
@@ -46,10 +47,9 @@ def serve_to_end(
     _add_while_there_is_room(scheduler, pending)
     while (plan := scheduler.schedule()) is not None:
         ranks.send(RunStep(plan))
-        done = ranks.collect(StepDone, on_progress=lambda _: on_step(()))
-        on_step(done)
-        if on_plan is not None:
-            on_plan(plan, done)
+        done = ranks.collect(StepDone, on_progress=lambda _: advanced())
+        advanced()
+        on_step(plan, done)
         for update in scheduler.update(joint_result(done)):
             if update.error is not None:
                 raise CheckFailed(f"{update.request_id}: {update.error}")

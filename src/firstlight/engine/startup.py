@@ -33,6 +33,7 @@ from firstlight.runner.protocol import (
 from firstlight.schedule.request import SamplingParams, SubmittedRequest
 from firstlight.schedule.scheduler import Scheduler
 from firstlight.schedule.settings import SchedulerSettings
+from firstlight.schedule.step import StepPlan
 from firstlight.sharding.layout import Layout
 from firstlight.sharding.slices import check_layout
 from firstlight.units import format_bytes
@@ -86,14 +87,13 @@ class Startup:
         check_layout(spec.facts, Layout(tp=settings.tp, ep=settings.ep))
         needs = cache_needs(settings, spec)
         self._audit = Audit(settings, spec, self._recorder)
-        context_length = needs.context_length
         with timeline.phase("load weights"):
             loaded = self._collect_loaded(self.ranks)
         with timeline.phase("allocate caches"):
             plan = self._allocate_caches(self.ranks, needs, loaded)
-        scheduler, cache = self._make_scheduler(spec, context_length, plan, loaded)
+        scheduler, cache = self._make_scheduler(needs, plan, loaded)
         running = Running(
-            self.ranks, scheduler, cache, spec, context_length, self._facts, self._audit
+            self.ranks, scheduler, cache, spec, needs.context_length, self._facts, self._audit
         )
         with timeline.phase("warm up"):
             self._warm_up(running)
@@ -187,19 +187,17 @@ class Startup:
             facts["snapshot_slots"] = plan.num_slots - needs.live_slots
 
     def _make_scheduler(
-        self, spec: ModelSpec, context_length: int, plan: CachePlan, loaded: list[RankLoaded]
+        self, needs: CacheNeeds, plan: CachePlan, loaded: list[RankLoaded]
     ) -> tuple[Scheduler, CacheManager]:
         settings = self._settings
         cache = CacheManager(
-            distinct_specs(spec.states),
+            distinct_specs(needs.states),
             num_blocks=plan.num_blocks,
             block_size=settings.block_size,
             model_digest=loaded[0].source_digest,
             num_slots=plan.num_slots,
             options=CacheOptions(
-                settings.chunk_tokens,
-                plan.window_blocks,
-                unit_bytes=cache_needs(settings, spec).unit_bytes,
+                settings.chunk_tokens, plan.window_blocks, unit_bytes=needs.unit_bytes
             ),
         )
         limits = SchedulerSettings(
@@ -208,7 +206,7 @@ class Startup:
             chunk_tokens=settings.chunk_tokens,
             prompt_share=settings.prompt_share,
             max_waiting=settings.max_waiting,
-            context_length=context_length,
+            context_length=needs.context_length,
         )
         return Scheduler(limits, cache), cache
 
@@ -272,18 +270,13 @@ class Startup:
         audit.keep()
 
     def _serve_own(self, running: Running, requests: Sequence[SubmittedRequest]) -> list[Served]:
-        return serve_to_end(
-            running.ranks,
-            running.scheduler,
-            requests,
-            self._on_step,
-            on_plan=lambda plan, done: self._audit.step(plan, done, running.cache.usage()),
-        )
-
-    def _on_step(self, done: Sequence[StepDone]) -> None:
-        self._advanced()
-        if done:
+        def on_step(plan: StepPlan, done: Sequence[StepDone]) -> None:
             self._facts["ranks_resident_bytes"] = sum(r.resident_bytes for r in done)
+            self._audit.step(plan, done, running.cache.usage)
+
+        return serve_to_end(
+            running.ranks, running.scheduler, requests, advanced=self._advanced, on_step=on_step
+        )
 
     def _on_progress(self, message: RankProgress) -> None:
         self._advanced()
