@@ -37,15 +37,15 @@ def needs(context: int = 512, sequences: int = 4, tp: int = 1, block: int = 16) 
 
 def num_blocks(wanted: CacheNeeds, *, available: int, budget: int | None) -> int:
     plan = plan_caches(wanted, available=available, budget=budget)
-    assert plan.num_bytes == plan.paged_bytes == plan.num_blocks * wanted.block_bytes
+    assert plan.num_bytes == plan.paged_bytes == plan.num_blocks * wanted.paged_bytes(1)
     assert plan.num_slots == 0
     return plan.num_blocks
 
 
 def test_bytes_of_a_block_count_every_layer_and_shrink_with_the_ranks() -> None:
-    assert needs().block_bytes == 16 * TOKEN_BYTES
-    assert needs(tp=2).block_bytes == 8 * TOKEN_BYTES
-    assert needs(tp=4).block_bytes == 8 * TOKEN_BYTES  # two KV heads: pairs of ranks share one
+    assert needs().paged_bytes(1) == 16 * TOKEN_BYTES
+    assert needs(tp=2).paged_bytes(1) == 8 * TOKEN_BYTES
+    assert needs(tp=4).paged_bytes(1) == 8 * TOKEN_BYTES  # two KV heads: pairs of ranks share one
 
 
 def test_no_more_blocks_than_all_sequences_can_fill() -> None:
@@ -55,21 +55,23 @@ def test_no_more_blocks_than_all_sequences_can_fill() -> None:
 
 def test_without_a_budget_a_fifth_of_the_memory_and_all_beyond_the_limit_is_left() -> None:
     many = needs(sequences=10**6)
-    assert num_blocks(many, available=10**9, budget=None) == int(0.8e9) // many.block_bytes
-    assert num_blocks(many, available=10**13, budget=None) == DEFAULT_LIMIT // many.block_bytes
+    assert num_blocks(many, available=10**9, budget=None) == int(0.8e9) // many.paged_bytes(1)
+    assert num_blocks(many, available=10**13, budget=None) == DEFAULT_LIMIT // many.paged_bytes(1)
 
 
 def test_a_cache_without_room_for_one_sequence_is_refused_with_ways_out() -> None:
     with pytest.raises(OutOfBudget) as refused:
-        num_blocks(needs(), available=10**12, budget=20 * needs().block_bytes)
+        num_blocks(needs(), available=10**12, budget=20 * needs().paged_bytes(1))
     text = str(refused.value)
     fits = int(re.findall(r"lower the context to (\d+) tokens", text)[0])
     assert "512 tokens needs" in text and fits == 19 * 16
-    assert num_blocks(needs(context=fits), available=10**12, budget=20 * needs().block_bytes) == 20
+    assert (
+        num_blocks(needs(context=fits), available=10**12, budget=20 * needs().paged_bytes(1)) == 20
+    )
 
 
 def test_a_budget_beyond_the_memory_there_is_is_refused_unless_less_is_taken() -> None:
-    taken = (4 * 32 + 1) * needs().block_bytes
+    taken = (4 * 32 + 1) * needs().paged_bytes(1)
     assert num_blocks(needs(), available=taken, budget=2 * taken) == 4 * 32 + 1
     with pytest.raises(OutOfBudget, match="max_sequences"):
         num_blocks(needs(), available=taken - 1, budget=2 * taken)
@@ -83,9 +85,9 @@ def test_a_cache_that_is_granted_holds_a_sequence_within_its_budget(
     try:
         blocks = num_blocks(wanted, available=10**12, budget=budget)
     except OutOfBudget:
-        assert budget < (wanted.blocks_per_sequence + 1) * wanted.block_bytes
+        assert budget < (wanted.blocks_per_sequence + 1) * wanted.paged_bytes(1)
         return
-    assert blocks * wanted.block_bytes <= budget
+    assert blocks * wanted.paged_bytes(1) <= budget
     assert (blocks - 1) * block >= context  # block 0 is nobody's
 
 
@@ -103,9 +105,9 @@ def kimi(tp: int = 1, context: int = 8192, sequences: int = 4) -> CacheNeeds:
 @pytest.mark.parametrize("tp", [1, 2, 4, 8, 16])
 def test_the_state_of_kimi_k3_divides_by_the_ranks_and_its_latents_do_not(tp: int) -> None:
     assert kimi(tp).slot_bytes * tp == 449_372_160
-    assert kimi(tp).block_bytes == 64 * 27_648
-    assert kimi(tp).block_bytes_by_kind == {"latent": 64 * 27_648}
-    assert kimi(tp, context=2**20).blocks_per_sequence * kimi().block_bytes == 28_991_029_248
+    assert kimi(tp).paged_bytes(1) == 64 * 27_648
+    assert kimi(tp).paged_bytes_by_kind(1) == {"latent": 64 * 27_648}
+    assert kimi(tp, context=2**20).blocks_per_sequence * kimi().paged_bytes(1) == 28_991_029_248
 
 
 def test_live_slots_come_first_then_a_sequence_then_snapshots_then_blocks() -> None:
@@ -161,7 +163,7 @@ hybrids = st.builds(
 @given(hybrids, st.integers(0, 10**11))
 def test_a_split_keeps_its_promises_within_its_budget(wanted: CacheNeeds, budget: int) -> None:
     least = (wanted.max_sequences + 1) * wanted.slot_bytes
-    least += (wanted.blocks_per_sequence + 1) * wanted.block_bytes
+    least += (wanted.blocks_per_sequence + 1) * wanted.paged_bytes(1)
     try:
         plan = plan_caches(wanted, available=10**12, budget=budget)
     except OutOfBudget:
@@ -169,7 +171,7 @@ def test_a_split_keeps_its_promises_within_its_budget(wanted: CacheNeeds, budget
         return
     assert least <= plan.num_bytes <= budget
     assert plan.slot_bytes == plan.num_slots * wanted.slot_bytes
-    assert plan.paged_bytes == plan.num_blocks * wanted.block_bytes
+    assert plan.paged_bytes == plan.num_blocks * wanted.paged_bytes(1)
     assert wanted.max_sequences < plan.num_slots <= 2 * wanted.max_sequences + 1
     assert plan.num_blocks > wanted.blocks_per_sequence
 
@@ -187,7 +189,7 @@ def test_the_context_is_the_models_own_unless_a_shorter_one_is_asked() -> None:
 
 def test_half_precision_takes_half() -> None:
     half = cache_needs(settings(dtype="bfloat16"), SPEC)
-    assert half.block_bytes * 2 == cache_needs(settings(), SPEC).block_bytes
+    assert half.paged_bytes(1) * 2 == cache_needs(settings(), SPEC).paged_bytes(1)
 
 
 WINDOWED = (GroupedQueryState(8, 128), GroupedQueryState(8, 128, window=4096))
@@ -236,7 +238,7 @@ def test_int8_caches_take_at_most_53_hundredths_of_bf16() -> None:
     for states in (smollm2, k3, list(WINDOWED)):
         half = CacheNeeds(states, 16, 1, 2, 4, 4096)
         byte = CacheNeeds(states, 16, 1, 2, 4, 4096, kv_dtype="int8")
-        assert 0.5 < byte.block_bytes / half.block_bytes <= 0.53
+        assert 0.5 < byte.paged_bytes(1) / half.paged_bytes(1) <= 0.53
 
 
 def test_memory_of_an_accelerator_is_taken_whole_but_for_the_reserve():

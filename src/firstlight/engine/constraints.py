@@ -61,11 +61,6 @@ class Constraints:
         """Requests whose grammar is being compiled."""
         return len(self._pending)
 
-    @property
-    def num_held(self) -> int:
-        """Requests served under a grammar."""
-        return len(self._held)
-
     def prepare(self, request: SubmittedRequest) -> None:
         """Begins to compile the request's grammar; take_prepared gives it back.
 

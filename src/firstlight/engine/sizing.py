@@ -52,16 +52,6 @@ class CacheNeeds:
         return self.max_sequences + 1 if self.slot_bytes else 0
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes on one rank of one block in every paged group."""
-        return sum(self.block_bytes_by_kind.values())
-
-    @property
-    def block_bytes_by_kind(self) -> dict[str, int]:
-        """`block_bytes`, by the kind of state."""
-        return self.paged_bytes_by_kind(1)
-
-    @property
     def unit_bytes(self) -> tuple[int, ...]:
         """Bytes on one rank of a block or slot of each cache group, of all its layers."""
         sizes: Counter[StateSpec] = Counter()

@@ -73,7 +73,6 @@ class RankLoaded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     rank: int
     source_digest: str
     rank_digest: str
-    weights_planned: int
     weights_allocated: int
     bytes_read: int
     available_bytes: int

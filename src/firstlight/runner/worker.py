@@ -115,7 +115,6 @@ class Rank:
                 rank=settings.rank,
                 source_digest=self._source.digest,
                 rank_digest=report.digest,
-                weights_planned=self._model.planned_bytes,
                 weights_allocated=self._model.allocated_bytes,
                 bytes_read=report.bytes_read,
                 available_bytes=self._place.available_bytes(kept=self._encoder_cache_bytes),
