@@ -77,7 +77,7 @@ def for_firstlight(plan: PlanFile, fleet: Fleet) -> Launch:
     if plan.cache_element_bytes == 1:
         notes.append("this version of firstlight keeps cached values in the compute type")
     return Launch(
-        "firstlight", (_command("firstlight", "serve", plan.model, *options),), tuple(notes)
+        "firstlight", (command_line("firstlight", "serve", plan.model, *options),), tuple(notes)
     )
 
 
@@ -87,12 +87,12 @@ def for_vllm(plan: PlanFile, fleet: Fleet) -> Launch:
     notes = [] if plan.ep in (1, group) else [_whole_experts(plan.ep, group)]
     count = machines(plan, fleet)
     if count == 1:
-        return Launch("vllm", (_command(*words),), tuple(notes))
+        return Launch("vllm", (command_line(*words),), tuple(notes))
     notes.append(f"{_WHERE}, the second line on all but the first")
     spread = ("--nnodes", count, "--master-addr", "$HEAD", "--node-rank")
     lines = (
-        _command(*words, *spread, 0),
-        _command(*words, *spread, "$MACHINE", "--headless"),
+        command_line(*words, *spread, 0),
+        command_line(*words, *spread, "$MACHINE", "--headless"),
     )
     return Launch("vllm", lines, tuple(notes))
 
@@ -132,9 +132,9 @@ def for_sglang(plan: PlanFile, fleet: Fleet) -> Launch:
     ]
     count = machines(plan, fleet)
     if count == 1:
-        return Launch("sglang", (_command(*words),))
+        return Launch("sglang", (command_line(*words),))
     spread = ("--nnodes", count, "--dist-init-addr", f"$HEAD:{PORT}")
-    line = _command(*words, *spread, "--node-rank", "$MACHINE")
+    line = command_line(*words, *spread, "--node-rank", "$MACHINE")
     return Launch("sglang", (line,), (_WHERE,))
 
 
@@ -149,7 +149,7 @@ def for_torchrun(plan: PlanFile, fleet: Fleet) -> Launch:
     notes = (
         "PROGRAM is a script that reads RANK and WORLD_SIZE; ranks count tp innermost, then dp, pp",
     )
-    return Launch("torchrun", (_command(*words),), notes)
+    return Launch("torchrun", (command_line(*words),), notes)
 
 
 def _rendezvous() -> tuple[str, ...]:
@@ -164,7 +164,7 @@ def for_ray(plan: PlanFile, fleet: Fleet) -> Launch:
         "ray start --head --port 6379  # on the first machine",
         "ray start --address $HEAD:6379  # on every other machine",
         f"# placement group: strategy STRICT_SPREAD, bundles {bundles}",
-        _command(*_vllm_words(plan), "--distributed-executor-backend", "ray"),
+        command_line(*_vllm_words(plan), "--distributed-executor-backend", "ray"),
     )
     return Launch("ray", lines, ("devices that Ray does not count need --num-gpus on `ray start`",))
 
@@ -192,7 +192,7 @@ def _whole_experts(ep: int, group: int) -> str:
     return f"vLLM spreads experts over all {group} ranks, the plan over {ep}"
 
 
-def _command(*words: object) -> str:
+def command_line(*words: object) -> str:
     """Joins words for a shell; those with a variable keep it."""
     return " ".join(_quoted(str(word)) for word in words)
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from firstlight.planning.emit import PORT, for_firstlight, machines
+from firstlight.planning.emit import PORT, command_line, for_firstlight, machines
 from firstlight.planning.hardware import Fleet
 from firstlight.planning.plan_file import PlanFile
 
@@ -77,7 +76,7 @@ def _start(plan: PlanFile, fleet: Fleet, engine: str) -> str:
         *("--dist-init-addr", f"$LWS_LEADER_ADDRESS:{PORT}"),
     ]
     # The variables are set in every pod of a LeaderWorkerSet.
-    return " ".join(f'"{w}"' if w.startswith("$") else shlex.quote(w) for w in words)
+    return command_line(*words)
 
 
 def _limits(plan: PlanFile, fleet: Fleet) -> dict[str, str]:
