@@ -27,7 +27,7 @@ def packed_bytes(
     with most bits where there are several, as quantisers choose. None when the counts do not tell.
     """
     narrow = sorted((t for t in stored if t in BLOCK_BYTES), key=lambda t: BLOCK_BYTES[t])
-    matrices = sum(_count(one) for one in table.classes if is_packed(one))
+    matrices = sum(one.num_tensors for one in table.classes if is_packed(one))
     if not narrow or sum(stored[t] for t in narrow) < matrices:
         return None
     if len(narrow) > 1 and (len(narrow) > 2 or stored[narrow[-1]] > 2):
@@ -49,10 +49,6 @@ def is_packed(one: WeightClass) -> bool:
     is_matrix = len(tensor.shape) == 2 and min(tensor.shape) > 1
     is_plain = tensor.name.endswith(".weight") and not tensor.name.endswith(_KEPT)
     return is_matrix and is_plain and not tensor.dtype and not tensor.unused
-
-
-def _count(one: WeightClass) -> int:
-    return one.copies * max(1, len(one.layers))
 
 
 def _priced(table: WeightTable, index: int, size: int, narrow: list[str]) -> int:

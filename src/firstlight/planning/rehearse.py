@@ -210,7 +210,7 @@ def _bytes_agree(table: WeightTable, total_bytes: int) -> Outcome:
 def _source_bytes(table: WeightTable) -> int:
     """Bytes of all parameters and of what a source holds beside them."""
     unused = (c for c in table.classes if c.tensor.unused)
-    beside = sum(table.whole_bytes(c) * c.copies * max(1, len(c.layers)) for c in unused)
+    beside = sum(table.whole_bytes(c) * c.num_tensors for c in unused)
     return table.total_bytes + beside
 
 

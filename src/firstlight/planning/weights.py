@@ -41,6 +41,11 @@ class WeightClass:
         """Whether each copy is one expert's."""
         return self.tensor.expert is not None
 
+    @property
+    def num_tensors(self) -> int:
+        """Tensors of the rule in the whole model."""
+        return self.copies * max(1, len(self.layers))
+
     def count(self, layers: range) -> int:
         """How many of the layers given have this tensor."""
         return bisect_left(self.layers, layers.stop) - bisect_left(self.layers, layers.start)
@@ -66,9 +71,7 @@ class WeightTable:
     def total_bytes(self) -> int:
         """Bytes of all parameters, each counted once; unused values of a source are not."""
         return sum(
-            self.whole_bytes(one) * one.copies * max(1, len(one.layers))
-            for one in self.classes
-            if not one.tensor.unused
+            self.whole_bytes(one) * one.num_tensors for one in self.classes if not one.tensor.unused
         )
 
     def local_bytes(self, layout: Layout) -> tuple[int, ...]:
