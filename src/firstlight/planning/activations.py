@@ -53,10 +53,9 @@ def activation_bytes(work: ModelWork, layout: Layout, step: StepShape) -> int:
     The carry and a layer's input, plain and normed, stay throughout; on top comes the widest of a
     layer's moments, or a second carry where a snapshot is taken.
     """
-    carry = work.hidden * (1 + work.bank_rows)
     values = step.tokens * work.table.element_bytes
     widest = max(max(moments_of(work, kind, layout, step).values()) for kind in work.kinds)
-    return values * (carry + 2 * work.hidden) + int(max(widest, values * carry))
+    return values * (work.carry + 2 * work.hidden) + int(max(widest, values * work.carry))
 
 
 def moments_of(

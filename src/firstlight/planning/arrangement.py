@@ -31,6 +31,10 @@ class Arrangement:
         """Devices in all."""
         return self.replicas * self.layout.world_size
 
+    def sequences_each(self, concurrency: int) -> int:
+        """Sequences of so many that the fullest data-parallel part has at once."""
+        return -(-concurrency // (self.replicas * self.layout.dp))
+
     @property
     def text(self) -> str:
         """The degrees that are not 1, in words of the command line."""

@@ -171,6 +171,6 @@ class CostModel:
 
     def _hand_over(self, step: Step) -> Spent:
         work, layout = self.work, self.layout
-        carry = work.hidden * (1 + work.bank_rows) * work.table.element_bytes
+        carry = work.carry * work.table.element_bytes
         far = layout.world_size > self.rates.island
         return Spent(collectives=self.rates.send(step.tokens * carry, far=far))

@@ -144,7 +144,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Returns the memory of every rank under an arrangement."""
     layout = arrangement.layout
-    sequences = -(-workload.concurrency // (arrangement.replicas * layout.dp))
+    sequences = arrangement.sequences_each(workload.concurrency)
     shared = _step_bytes(work, layout, workload, rules, sequences)
     device = int(fleet.device.memory.expected)
     group = layout.dp * layout.tp
@@ -195,8 +195,7 @@ def _step_bytes(
     """
     size, tokens = work.table.element_bytes, rules.max_batch_tokens
     span = min(rules.chunk_tokens, workload.context)
-    carry = work.hidden * (1 + work.bank_rows)
-    message = work.hidden * (layout.tp > 1 or layout.dp > 1) + carry * (layout.pp > 1)
+    message = work.hidden * (layout.tp > 1 or layout.dp > 1) + work.carry * (layout.pp > 1)
     if layout.dp > 1:
         message += work.chosen * work.facts.dims.get("latent", work.hidden)
     shape = StepShape(tokens, span, workload.context, sequences)

@@ -106,7 +106,7 @@ def speed(
     """
     size = rules.cache_element_bytes or work.table.element_bytes
     model = CostModel(work, arrangement, rates, size)
-    sequences = -(-workload.concurrency // (arrangement.replicas * arrangement.layout.dp))
+    sequences = arrangement.sequences_each(workload.concurrency)
     prompt = workload.input_tokens + workload.images * workload.image_tokens
     step, spent = decode_step(model, sequences, prompt + workload.output_tokens / 2)
     encode = encode_seconds(work, rates, workload)

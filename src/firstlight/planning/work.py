@@ -119,6 +119,11 @@ class ModelWork:
         return self.facts.dims["hidden"]
 
     @property
+    def carry(self) -> int:
+        """Values of a token that travel between layers: the residual stream and the bank."""
+        return self.hidden * (1 + self.bank_rows)
+
+    @property
     def vocab(self) -> int:
         """Rows of the head."""
         return self.facts.dims["vocab"]
