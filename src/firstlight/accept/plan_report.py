@@ -54,7 +54,7 @@ def rehearsal_report(
     `builds` are one built rank for each set of ranks that hold equal shapes.
     """
     sections = [_asked(answer)]
-    memory = answer.memory or (answer.lost[0].memory if answer.lost else None)
+    memory = answer.nearest
     if memory is not None:
         sections.append(_memory(memory))
     if answer.forecast is not None:
@@ -140,14 +140,12 @@ def _asked(answer: Answer) -> Section:
 
 
 def _fits(answer: Answer) -> Check:
+    if answer.nearest is None:
+        detail = "the model cannot be cut for this number of devices"
+    else:
+        detail = verdict(answer.nearest, answer.question.workload)
     if answer.memory is not None:
-        return Check("memory", "ok", verdict(answer.memory, answer.question.workload))
-    nearest = answer.lost[0] if answer.lost else None
-    detail = (
-        verdict(nearest.memory, answer.question.workload)
-        if nearest
-        else "the model cannot be cut for this number of devices"
-    )
+        return Check("memory", "ok", detail)
     return Check("memory", "fail", detail, "; ".join(answer.ways_out))
 
 

@@ -155,7 +155,7 @@ def _question(given: PlanFlags, spec: ModelSpec, fleet: Fleet) -> Question:
 
 
 def _workload(given: PlanFlags, spec: ModelSpec) -> Workload:
-    from firstlight.planning.workload import Workload
+    from firstlight.planning.workload import Workload, request_lengths
 
     context = given.context or spec.context_length
     if context > spec.context_length:
@@ -163,14 +163,16 @@ def _workload(given: PlanFlags, spec: ModelSpec) -> Workload:
             f"context {context} exceeds the model's {spec.context_length} tokens; positions beyond "
             "it were never trained"
         )
-    output = given.output_tokens or min(1024, max(1, context // 4))
+    lengths = request_lengths(
+        context, input_tokens=given.input_tokens, output_tokens=given.output_tokens
+    )
     return Workload(
         context=context,
         concurrency=given.concurrency,
         images=given.images,
         image_tokens=given.image_tokens,
-        input_tokens=given.input_tokens or max(1, min(8192, context - output)),
-        output_tokens=output,
+        input_tokens=lengths[0],
+        output_tokens=lengths[1],
     )
 
 
@@ -257,7 +259,7 @@ def _rehearse(given: PlanFlags, spec: ModelSpec, answer: Answer) -> Rehearsal:
     from firstlight.planning.rehearse import rehearse
     from firstlight.planning.weights import weight_table
 
-    memory = answer.memory or (answer.lost[0].memory if answer.lost else None)
+    memory = answer.nearest
     if memory is None:
         raise UsageError("nothing to rehearse: the model cannot be cut for so many devices")
     source = read_names(given.model)
@@ -288,7 +290,7 @@ def _draw(given: PlanFlags, answer: Answer) -> None:
     from firstlight.planning.explain import verdict
     from firstlight.planning.picture import draw
 
-    memory = answer.memory or (answer.lost[0].memory if answer.lost else None)
+    memory = answer.nearest
     if given.picture is not None and memory is not None:
         title = (
             f"{_folder(given.model.resolve()).name}: {verdict(memory, answer.question.workload)}"

@@ -51,7 +51,7 @@ def rehearse_start(asked: RehearsalAsked) -> Report:
 
     spec = read_model(asked.model)
     answer, plan = _answer(asked, spec)
-    memory = answer.memory or (answer.lost[0].memory if answer.lost else None)
+    memory = answer.nearest
     if memory is None:
         raise LayoutError("the model cannot be cut for this number of devices")
     dtype = answer.question.rules.dtype
@@ -68,7 +68,7 @@ def _answer(asked: RehearsalAsked, spec: ModelSpec) -> tuple[Answer, PlanFile | 
     from firstlight.planning.search import Question, evaluate, search
     from firstlight.planning.start import question_of
     from firstlight.planning.weights import weight_table
-    from firstlight.planning.workload import PlanRules, Workload
+    from firstlight.planning.workload import PlanRules, Workload, request_lengths
 
     if asked.plan is not None:
         plan = read_plan(asked.plan)
@@ -78,13 +78,13 @@ def _answer(asked: RehearsalAsked, spec: ModelSpec) -> tuple[Answer, PlanFile | 
     if asked.devices is None:
         raise UsageError("nothing to rehearse; give --plan FILE, or --devices 64xS5000@8")
     context = asked.context or spec.context_length
-    output = min(1024, max(1, context // 4))
+    lengths = request_lengths(context)
     load = Workload(
         context=context,
         concurrency=asked.concurrency,
         images=asked.images,
-        input_tokens=max(1, min(8192, context - output)),
-        output_tokens=output,
+        input_tokens=lengths[0],
+        output_tokens=lengths[1],
     )
     fleet: Fleet = parse_fleet(asked.devices)
     answer = search(Question(spec, fleet, load, PlanRules(dtype=asked.dtype)))

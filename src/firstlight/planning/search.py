@@ -63,6 +63,11 @@ class Answer:
     ways_out: tuple[str, ...] = ()
 
     @property
+    def nearest(self) -> MemoryPlan | None:
+        """The plan, or what comes nearest when nothing fits; None when the model cannot be cut."""
+        return self.memory or (self.lost[0].memory if self.lost else None)
+
+    @property
     def misses(self) -> str:
         """Which target even the best plan misses; empty when none."""
         return missed(self.forecast, self.question.targets) if self.forecast else ""
