@@ -9,18 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
-from firstlight.server.request_fields import StrictBody, text_or_list
-
-
-def text_or_object(value: object) -> str:
-    """Names the branch of a field that is either a string or an object."""
-    return "$object" if isinstance(value, (dict, StrictBody)) else "$text"
-
-
-def part_kind(value: object) -> str | None:
-    """Names the branch of a content part; None, which is an error, for a kind not known here."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"${kind}" if kind in ("text", "image_url") else None
+from firstlight.server.request_fields import StrictBody, by_type, text_or_list, text_or_object
 
 
 class TextPart(StrictBody):
@@ -55,7 +44,7 @@ class ImagePart(StrictBody):
 Part = Annotated[
     Annotated[TextPart, Tag("$text")] | Annotated[ImagePart, Tag("$image_url")],
     Discriminator(
-        part_kind,
+        by_type("text", "image_url"),
         custom_error_type="part_type",
         custom_error_message="a part must be of type text or image_url",
     ),

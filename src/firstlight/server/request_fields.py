@@ -5,6 +5,7 @@ Knows types and bounds only; what depends on the model or on other fields is che
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import (
@@ -34,6 +35,23 @@ class StrictBody(BaseModel):
 def text_or_list(value: object) -> str:
     """Names the branch of a field that is either a string or a list, so that errors stay short."""
     return "$list" if isinstance(value, list) else "$text"
+
+
+def text_or_object(value: object) -> str:
+    """Names the branch of a field that is either a string or an object."""
+    return "$object" if isinstance(value, (dict, StrictBody)) else "$text"
+
+
+def by_type(*known: str) -> Callable[[object], str | None]:
+    """Makes what names the branch of an object by its `type`; None, which is an error, for others
+    than these.
+    """
+
+    def branch(value: object) -> str | None:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return f"${kind}" if kind in known else None
+
+    return branch
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
-from firstlight.server.message_fields import text_or_object
-from firstlight.server.request_fields import StrictBody
+from firstlight.server.request_fields import StrictBody, by_type, text_or_object
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -51,12 +50,6 @@ ToolChoice = Annotated[
 ]
 
 
-def format_kind(value: object) -> str | None:
-    """Names the branch of a response format; None, which is an error, for one not known here."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"${kind}" if kind in ("text", "json_object", "json_schema") else None
-
-
 class TextFormat(StrictBody):
     """Plain text."""
 
@@ -92,7 +85,7 @@ ResponseFormat = Annotated[
     | Annotated[JsonObjectFormat, Tag("$json_object")]
     | Annotated[JsonSchemaFormat, Tag("$json_schema")],
     Discriminator(
-        format_kind,
+        by_type("text", "json_object", "json_schema"),
         custom_error_type="format_type",
         custom_error_message="the type must be text, json_object or json_schema",
     ),
