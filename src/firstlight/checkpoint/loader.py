@@ -26,8 +26,8 @@ from firstlight.checkpoint.progress import Progress, silent
 from firstlight.checkpoint.read_plan import (
     Target,
     kept_types,
-    parameter_shapes,
     plan_tensor_reads,
+    shapes_of,
     targets_of,
 )
 from firstlight.checkpoint.shared_reading import fill_from_leader
@@ -95,7 +95,8 @@ def load_into(
             "one rank can read for all from a store only; `firstlight shard` makes one"
         )
     check_layout(spec.facts, place.layout)
-    check_parameters(parameters, spec, place)
+    targets = targets_of(spec, place)
+    check_parameters(parameters, spec, targets)
     run = partial(
         run_jobs,
         threads=threads,
@@ -106,8 +107,8 @@ def load_into(
     )
     work = _Work(clock, run, check, direct, leader_of, progress or silent)
     if isinstance(source, Store):
-        return _fill_from_store(parameters, source, spec, place, work)
-    return _fill_from_checkpoint(parameters, source, spec, place, work)
+        return _fill_from_store(parameters, source, spec, targets, work)
+    return _fill_from_checkpoint(parameters, source, spec, targets, work)
 
 
 class _Clock:
@@ -135,10 +136,14 @@ class _Work(NamedTuple):
 
 
 def _fill_from_checkpoint(
-    parameters: Parameters, source: Checkpoint, spec: WeightSpec, place: Place, work: _Work
+    parameters: Parameters,
+    source: Checkpoint,
+    spec: WeightSpec,
+    targets: Sequence[Target],
+    work: _Work,
 ) -> LoadReport:
     report = require_match(source, spec)
-    targets = _wanted(parameters, source.tensors, spec, place)
+    targets = _wanted(parameters, source.tensors, targets)
     reads = plan_tensor_reads(report, targets)
     work.clock.lap("plan")
     if work.check:
@@ -156,11 +161,11 @@ def _fill_from_checkpoint(
 
 
 def _fill_from_store(
-    parameters: Parameters, source: Store, spec: WeightSpec, place: Place, work: _Work
+    parameters: Parameters, source: Store, spec: WeightSpec, targets: Sequence[Target], work: _Work
 ) -> LoadReport:
     check_family(source, spec)
     held = {name for unit in source.manifest.units for b in unit.blocks for name in _sources(b)}
-    targets = _wanted(parameters, held, spec, place)
+    targets = _wanted(parameters, held, targets)
     reads = plan_granule_reads(source.manifest.units, targets)
     names = list(dict.fromkeys(read.unit.name for read in reads))
     entries = {name: source.entries(name) for name in names} if work.check else {}
@@ -231,26 +236,26 @@ def check_family(store: Store, spec: WeightSpec) -> None:
 
 
 def _wanted(
-    parameters: Parameters, held: Container[str], spec: WeightSpec, place: Place
+    parameters: Parameters, held: Container[str], targets: Sequence[Target]
 ) -> list[Target]:
     """Returns the rank's targets, without optional tensors that neither side has."""
     return [
         target
-        for target in targets_of(spec, place)
+        for target in targets
         if target.name in parameters
         or not (target.rule.optional and target.rule.source not in held)
     ]
 
 
 def check_parameters(
-    parameters: Mapping[str, torch.Tensor], spec: WeightSpec, place: Place
+    parameters: Mapping[str, torch.Tensor], spec: WeightSpec, targets: Sequence[Target]
 ) -> None:
     """Raises TensorError listing every parameter that is absent, unknown, or of another shape or
     type.
 
     A tied alias may be given only if it shares its memory with its twin.
     """
-    wanted, kept = parameter_shapes(spec, place), kept_types(spec)
+    wanted, kept = shapes_of(targets), kept_types(spec)
     optional = {rule.name for rule in spec.tensors if rule.optional}
     tied = dict(spec.family.table.tied) if "tied" in spec.facts.flags else {}
     wrong = [f"{n}: not allocated" for n in wanted if n not in parameters and n not in optional]
