@@ -162,9 +162,9 @@ class Scheduler:
 
     def _advance(self, request: Request, draft: StepDraft) -> None:
         """Plans as many of its tokens as chunk and budget allow, if it gets the blocks for them."""
-        count = self._count(request, draft)
-        if count < 1 or request.state is not RequestState.RUNNING:
+        if draft.budget < 1 or request.state is not RequestState.RUNNING:
             return  # the budget is spent, or it was preempted in this very step
+        count = self._count(request, draft)
         num_tokens = request.num_computed + count
         blocks = self._cache.grow(request, num_tokens)
         if blocks is None:
