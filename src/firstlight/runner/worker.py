@@ -19,7 +19,7 @@ import zmq
 
 from firstlight.assembly.build import AssembledModel, BuildOptions, assemble
 from firstlight.assembly.source import open_source, stored_types
-from firstlight.cache.manager import distinct_specs
+from firstlight.cache.manager import blocks_for, distinct_specs
 from firstlight.errors import FirstlightError, OutOfBudget
 from firstlight.kernels.builtin import builtin_kernels, machine_query
 from firstlight.kernels.registry import KernelSet
@@ -185,21 +185,20 @@ class Rank:
             order.window_blocks,
             settings.kv_dtype,
         )
-        caches = allocate_states(states, shape)
+        caches, module = allocate_states(states, shape), self._model.module
         assert self._mesh is not None
         context = RunnerContext(
-            self._model.module,
+            module,
             caches,
             self._kernels,
             self._device,
             samples=self._mesh.is_first,
             images=self._make_encoder_cache(),
         )
-        module = self._model.module
         encoder_layers = module.vision.blocks if self._source.spec.reads_images else ()
         for layer in (*module.layers, *encoder_layers):
             layer.register_forward_hook(self._tell_of_long_steps)
-        pages = -(-self._context_length // settings.block_size)
+        pages = blocks_for(self._context_length, settings.block_size)
         table = RowTable(settings.max_sequences, len(distinct_specs(states)), pages)
         self._runner = ModelRunner(context, table)
         held = state_bytes(caches)
