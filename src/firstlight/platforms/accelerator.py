@@ -1,6 +1,7 @@
 """Owns the runtime of any accelerator that torch knows as a device type with a module of its own.
 
-Knows no vendor: a record says what differs, and torch's neutral calls are used wherever they work.
+Knows no vendor: its stack and traits say what differs, and torch's neutral calls are used wherever
+they work.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from firstlight.errors import EnvironmentProblem
 from firstlight.platforms.compatibility import quirks_on, read_compatibility
 from firstlight.platforms.spec import DeviceSpec, Memory
+from firstlight.platforms.stack import VendorStack
 from firstlight.platforms.torch_check import require_torch, torch_problem
 
 # How a stack says that it lacks one of torch's neutral calls.
@@ -32,37 +34,26 @@ class Traits(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Vendor:
-    """How one vendor's device differs from the general case.
-
-    `package` is imported before the device is asked for, empty when torch itself brings it.
-    `traits` takes the device module, the index and the names of quirks that are on.
-    """
-
-    name: str
-    vendor: str
-    collective_backend: str
-    traits: Callable[[Any, int], Traits]
-    package: str = ""
-    visible_variables: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class AcceleratorRuntime:
-    """Devices of one vendor, asked through torch."""
+    """Devices of one vendor, asked through torch.
 
-    _vendor: Vendor = field(repr=False)
+    The plug-in of the stack is imported before the device is asked for. `_traits` takes the device
+    module and the index.
+    """
+
+    _stack: VendorStack = field(repr=False)
+    _traits: Callable[[Any, int], Traits] = field(repr=False)
 
     @property
     def name(self) -> str:
         """Torch's device type."""
-        return self._vendor.name
+        return self._stack.name
 
     @property
     def collective_backend(self) -> str:
         """The backend torch names for the device, else the vendor's."""
-        return self._vendor.collective_backend
+        return self._stack.collective_backend
 
     def unavailable(self) -> str | None:
         """Why no such device can be used here, with the loader's own words, or None."""
@@ -74,7 +65,7 @@ class AcceleratorRuntime:
         except EnvironmentProblem as missing:
             return str(missing)
         if module.device_count() == 0:
-            names = " or ".join(self._vendor.visible_variables)
+            names = " or ".join(self._stack.visible_variables)
             return f"torch sees no {self.name} device; check the driver, and {names} if it is set"
         return None
 
@@ -85,7 +76,7 @@ class AcceleratorRuntime:
     def spec(self, index: int = 0) -> DeviceSpec:
         """The device with its traits and the quirks its versions have."""
         module = self._usable()
-        traits, torch = self._vendor.traits(module, index), require_torch()
+        traits, torch = self._traits(module, index), require_torch()
         versions = {"torch": str(torch.__version__), **dict(traits.versions)}
         known = read_compatibility(self.name)
         quirks = quirks_on(known, versions, traits.arch)
@@ -97,10 +88,10 @@ class AcceleratorRuntime:
             cores=traits.cores,
             capabilities=traits.capabilities,
             notes=traits.notes,
-            vendor=self._vendor.vendor,
+            vendor=self._stack.vendor,
             arch=traits.arch,
             collective_backend=self.collective_backend,
-            visible_variables=self._vendor.visible_variables,
+            visible_variables=self._stack.visible_variables,
             versions=tuple(versions.items()),
             undecided=traits.undecided,
             quirks=frozenset(quirk.name for quirk in quirks),
@@ -147,7 +138,7 @@ class AcceleratorRuntime:
         return getattr(module, own)(*arguments)
 
     def _module(self) -> Any:
-        torch, package = require_torch(), self._vendor.package
+        torch, package = require_torch(), self._stack.plugin
         if not hasattr(torch, self.name) and package:
             if importlib.util.find_spec(package) is None:
                 raise EnvironmentProblem(f"{package} is not installed; install the vendor's build")

@@ -9,12 +9,11 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from firstlight.platforms.accelerator import AcceleratorRuntime, Traits, Vendor
+from firstlight.platforms.accelerator import AcceleratorRuntime, Traits
 from firstlight.platforms.stack import Platform, VendorStack
 from firstlight.platforms.torch_check import require_torch
 
 UNTESTED = "this platform was written from documentation and has not been run on a device"
-_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 _BFLOAT16_FROM, _FLOAT8_FROM = 80, 89
 
 
@@ -79,15 +78,6 @@ def _links(nvml: Any, handle: Any, index: int) -> list[dict[str, Any]]:
     return found
 
 
-RUNTIME = AcceleratorRuntime(
-    Vendor(
-        name="cuda",
-        vendor="NVIDIA",
-        collective_backend="nccl",
-        visible_variables=_VARIABLES,
-        traits=traits,
-    )
-)
 STACK = VendorStack(
     name="cuda",
     vendor="NVIDIA",
@@ -97,7 +87,7 @@ STACK = VendorStack(
     kernel_module="nvidia",
     peer_module="nvidia_peermem",
     container_variable="NVIDIA_VISIBLE_DEVICES",
-    visible_variables=_VARIABLES,
+    visible_variables=("CUDA_VISIBLE_DEVICES",),
     driver_command=("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
     driver_pattern=r"^(\d[\d.]+)\s*$",
     libraries=("libcuda.so.1",),
@@ -108,4 +98,4 @@ STACK = VendorStack(
     link_name="NVLink",
     read_cards=read_cards,
 )
-PLATFORM = Platform(RUNTIME, STACK)
+PLATFORM = Platform(AcceleratorRuntime(STACK, traits), STACK)

@@ -11,14 +11,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from firstlight.platforms.accelerator import AcceleratorRuntime, Traits, Vendor
+from firstlight.platforms.accelerator import AcceleratorRuntime, Traits
 from firstlight.platforms.stack import Platform, VendorStack
 from firstlight.platforms.versions import local_part, release
 
 UNTESTED = "written from published facts; run on an emulated device, never on a card"
 # Below the driver's 2,040 or so, because libraries hold some of their own.
 MAX_LIVE_GRAPHS = 1900
-_VARIABLES = ("MUSA_VISIBLE_DEVICES",)
 _FP8_FROM, _BFLOAT16_FROM = 31, 22
 _MEMORY_CALLS_FROM = "2.11.0.post2"
 
@@ -103,16 +102,6 @@ def _links(mtml: Any, handle: Any, card: Any, cards: list[dict[str, Any]]) -> li
     return found
 
 
-RUNTIME = AcceleratorRuntime(
-    Vendor(
-        name="musa",
-        vendor="Moore Threads",
-        package="torch_musa",
-        collective_backend="mccl",
-        visible_variables=_VARIABLES,
-        traits=traits,
-    )
-)
 STACK = VendorStack(
     name="musa",
     vendor="Moore Threads",
@@ -123,7 +112,7 @@ STACK = VendorStack(
     kernel_module="mtgpu",
     peer_module="mthreads_peermem",
     container_variable="MTHREADS_VISIBLE_DEVICES",
-    visible_variables=_VARIABLES,
+    visible_variables=("MUSA_VISIBLE_DEVICES",),
     driver_command=("mthreads-gmi", "-q"),
     driver_pattern=r"Driver Version\s*:\s*(\S+)",
     sdk_command=("musa_version_query",),
@@ -139,4 +128,4 @@ STACK = VendorStack(
     link_name="MTLink",
     read_cards=read_cards,
 )
-PLATFORM = Platform(RUNTIME, STACK)
+PLATFORM = Platform(AcceleratorRuntime(STACK, traits), STACK)

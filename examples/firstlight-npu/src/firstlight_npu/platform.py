@@ -8,11 +8,10 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
-from firstlight.platforms.accelerator import AcceleratorRuntime, Traits, Vendor
+from firstlight.platforms.accelerator import AcceleratorRuntime, Traits
 from firstlight.platforms.stack import Platform, VendorStack
 
 UNTESTED = "written from documentation, not yet run on a device"
-_VARIABLES = ("ASCEND_RT_VISIBLE_DEVICES",)
 
 
 def traits(module: Any, index: int) -> Traits:
@@ -39,16 +38,6 @@ def traits(module: Any, index: int) -> Traits:
     )
 
 
-RUNTIME = AcceleratorRuntime(
-    Vendor(
-        name="npu",
-        vendor="Huawei",
-        package="torch_npu",
-        collective_backend="hccl",
-        visible_variables=_VARIABLES,
-        traits=traits,
-    )
-)
 STACK = VendorStack(
     name="npu",
     vendor="Huawei",
@@ -56,7 +45,7 @@ STACK = VendorStack(
     node_folder="/dev",
     node_prefix="davinci",
     container_variable="ASCEND_VISIBLE_DEVICES",
-    visible_variables=_VARIABLES,
+    visible_variables=("ASCEND_RT_VISIBLE_DEVICES",),
     driver_command=("npu-smi", "info"),
     driver_pattern=r"Version:\s*(\S+)",
     libraries=("libascendcl.so", "libhccl.so"),
@@ -65,4 +54,4 @@ STACK = VendorStack(
     backend_modules=("torch_npu",),
     machines=("x86_64", "aarch64"),
 )
-PLATFORM = Platform(RUNTIME, STACK)
+PLATFORM = Platform(AcceleratorRuntime(STACK, traits), STACK)
