@@ -1,7 +1,8 @@
 """Kimi K3's vision tower and projector as plain modules: architecture only.
 
-Shape letters: N patches of all images, C channels, P patch side, D tower width, A heads, H head
-width, R rotated pairs of a head, F frames, Y rows, X columns, M merged features, W merged width.
+Shape letters: I images, N patches of all images, C channels, P patch side, D tower width, A heads,
+H head width, R rotated pairs of a head, F frames, Y rows, X columns, M merged features, W merged
+width.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ class PatchEmbedding(nn.Module):
 
 
 class VisionBlock(nn.Module):
-    """Pre-norm attention among the patches of one image, and a feed-forward."""
+    """Pre-norm attention among the patches of each image, and a feed-forward."""
 
     def __init__(self, config: VisionConfig, kernels: KernelSet) -> None:
         super().__init__()
@@ -45,20 +46,23 @@ class VisionBlock(nn.Module):
         self.fc1 = nn.Linear(config.intermediate_size, hidden, bias=False)
         self.head_dim = config.head_dim
 
-    def forward(self, x_ND: Tensor, turn_NR: Tensor) -> Tensor:
-        """Returns [N, D]; `turn_NR` holds the complex rotation of each channel pair."""
-        x_ND = x_ND + self.wo(self._attend(self.norm0(x_ND), turn_NR))
+    def forward(self, x_ND: Tensor, turn_NR: Tensor, images: int) -> Tensor:
+        """Returns [N, D] for the patches of `images` images of one size; `turn_NR` holds the
+        complex rotation of each channel pair.
+        """
+        x_ND = x_ND + self.wo(self._attend(self.norm0(x_ND), turn_NR, images))
         inner_NF = functional.gelu(self.fc0(self.norm1(x_ND)), approximate="tanh")
         out: Tensor = x_ND + self.fc1(inner_NF)
         return out
 
-    def _attend(self, x_ND: Tensor, turn_NR: Tensor) -> Tensor:
+    def _attend(self, x_ND: Tensor, turn_NR: Tensor, images: int) -> Tensor:
         q_NAH, k_NAH, v_NAH = self.wqkv(x_ND).view(len(x_ND), 3, -1, self.head_dim).unbind(1)
         q_NAH, k_NAH = _rotated(q_NAH, turn_NR), _rotated(k_NAH, turn_NR)
-        out_ANH = functional.scaled_dot_product_attention(
-            q_NAH.transpose(0, 1)[None], k_NAH.transpose(0, 1)[None], v_NAH.transpose(0, 1)[None]
+        q_IANH, k_IANH, v_IANH = (
+            x_NAH.unflatten(0, (images, -1)).transpose(1, 2) for x_NAH in (q_NAH, k_NAH, v_NAH)
         )
-        return out_ANH.squeeze(0).transpose(0, 1).flatten(1)
+        out_IANH = functional.scaled_dot_product_attention(q_IANH, k_IANH, v_IANH)
+        return out_IANH.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
 class VisionTower(nn.Module):
@@ -77,14 +81,19 @@ class VisionTower(nn.Module):
         """Returns for each image its merged features [M, W], M = rows * columns / merge."""
         sizes = [frames * rows * columns for frames, rows, columns in grids]
         parts = torch.split(pixels_NCPP, sizes)
-        return [self._one(part, grid) for part, grid in zip(parts, grids, strict=True)]
+        return [self.alike(part, grid, 1)[0] for part, grid in zip(parts, grids, strict=True)]
 
-    def _one(self, pixels_NCPP: Tensor, grid: Grid) -> Tensor:
-        x_ND = self.patch_embed(pixels_NCPP) + self._places(grid)
-        turn_NR = patch_rotation(grid, self.config).to(x_ND.device)
+    def alike(self, pixels_NCPP: Tensor, grid: Grid, images: int) -> list[Tensor]:
+        """Returns what `forward` does, for images of one grid that go through together: each small
+        one alone costs more than its arithmetic.
+        """
+        x_ND = self.patch_embed(pixels_NCPP)
+        x_ND = (x_ND.unflatten(0, (images, -1)) + self._places(grid)).flatten(0, 1)
+        turn_NR = patch_rotation(grid, self.config).repeat(images, 1).to(x_ND.device)
         for block in self.blocks:
-            x_ND = block(x_ND, turn_NR)
-        return _merged(self.final_norm(x_ND), grid, self.config.merge)
+            x_ND = block(x_ND, turn_NR, images)
+        parts = self.final_norm(x_ND).chunk(images)
+        return [_merged(part, grid, self.config.merge) for part in parts]
 
     def _places(self, grid: Grid) -> Tensor:
         """The learned table resampled to the grid, and a fixed code of each frame if several."""
