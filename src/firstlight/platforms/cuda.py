@@ -5,11 +5,11 @@ Written from documentation, not yet run on a device; knows no kernel and no mode
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from firstlight.platforms.accelerator import AcceleratorRuntime, Traits
+from firstlight.platforms.management import name_and_place, open_library
 from firstlight.platforms.stack import Platform, VendorStack
 from firstlight.platforms.torch_check import require_torch
 
@@ -43,24 +43,19 @@ def traits(module: Any, index: int) -> Traits:
 
 def read_cards() -> Mapping[str, Any]:
     """Returns driver, cards and links as NVML tells them. Raises what it raises when absent."""
-    nvml: Any = importlib.import_module("pynvml")
-    nvml.nvmlInit()
-    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    driver = nvml.nvmlSystemGetDriverVersion()
+    nvml, driver, handles = open_library("pynvml")
     return {
-        "driver": driver.decode() if isinstance(driver, bytes) else str(driver),
+        "driver": driver,
         "cards": [_card(nvml, handle) for handle in handles],
         "links": [link for i, handle in enumerate(handles) for link in _links(nvml, handle, i)],
     }
 
 
 def _card(nvml: Any, handle: Any) -> dict[str, Any]:
-    memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), nvml.nvmlDeviceGetName(handle)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    bus = nvml.nvmlDeviceGetPciInfo(handle).busId
     return {
-        "name": name.decode() if isinstance(name, bytes) else str(name),
-        "pci": bus.decode() if isinstance(bus, bytes) else str(bus),
+        **name_and_place(nvml, handle),
         "arch": 10 * major + minor,
         "total": int(memory.total),
         "free": int(memory.free),

@@ -5,13 +5,13 @@ Written from published facts and run on an emulated device only; knows no kernel
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from firstlight.platforms.accelerator import AcceleratorRuntime, Traits
+from firstlight.platforms.management import name_and_place, open_library
 from firstlight.platforms.stack import Platform, VendorStack
 from firstlight.platforms.versions import local_part, release
 
@@ -61,12 +61,9 @@ def read_cards() -> Mapping[str, Any]:
     """Returns driver, cards and links as pymtml tells them. Call once a process: it cannot start
     again after it was shut down. Raises what the library raises when it is absent.
     """
-    mtml: Any = importlib.import_module("pymtml")
-    mtml.nvmlInit()
-    handles = [mtml.nvmlDeviceGetHandleByIndex(i) for i in range(mtml.nvmlDeviceGetCount())]
-    driver = mtml.nvmlSystemGetDriverVersion()
+    mtml, driver, handles = open_library("pymtml")
     return {
-        "driver": driver.decode() if isinstance(driver, bytes) else str(driver),
+        "driver": driver,
         "cards": (cards := [_card(mtml, handle) for handle in handles]),
         "links": [
             link
@@ -78,10 +75,8 @@ def read_cards() -> Mapping[str, Any]:
 
 def _card(mtml: Any, handle: Any) -> dict[str, Any]:
     memory = mtml.nvmlDeviceGetMemoryInfo(handle)
-    name, bus = mtml.nvmlDeviceGetName(handle), mtml.nvmlDeviceGetPciInfo(handle).busId
     return {
-        "name": name.decode() if isinstance(name, bytes) else str(name),
-        "pci": bus.decode() if isinstance(bus, bytes) else str(bus),
+        **name_and_place(mtml, handle),
         "total": int(memory.total),
         "free": int(memory.total) - int(memory.used),
     }
