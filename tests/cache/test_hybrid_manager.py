@@ -1,33 +1,13 @@
 """Paged and recurrent groups together: one count of computed tokens."""
 
-from dataclasses import dataclass
-
 import pytest
 
+from cached_sequence import Sequence
 from firstlight.cache.cache_group import BlockCounts, SlotCopy
 from firstlight.cache.manager import CacheManager
-from firstlight.cache.prefix_index import PrefixChain
 from firstlight.sharding.state_spec import LatentState, RecurrentState
 
 LATENT, RECURRENT = LatentState(8), RecurrentState(2, 4, 4, 24, 3)
-
-
-@dataclass
-class Sequence:
-    """The least a request is to the cache."""
-
-    request_id: str
-    token_ids: list[int]
-    num_prompt: int = 0
-    num_computed: int = 0
-    prefix_chain: PrefixChain | None = None
-    salt: str = ""
-    media: tuple[()] = ()
-    may_reuse: bool = True
-    expects_reuse: bool = False
-
-    def __post_init__(self) -> None:
-        self.num_prompt = len(self.token_ids)
 
 
 def make_cache(num_blocks: int = 17, num_slots: int = 5) -> CacheManager:

@@ -1,11 +1,10 @@
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from cached_sequence import Sequence
 from firstlight.cache.cache_group import BlockCounts
 from firstlight.cache.manager import CacheManager, blocks_for, distinct_specs
-from firstlight.cache.prefix_index import PrefixChain
 from firstlight.errors import ConfigError, UsageError
 from firstlight.schedule.request import MediaItem
 from firstlight.sharding.state_spec import (
@@ -17,21 +16,6 @@ from firstlight.sharding.state_spec import (
 
 FULL = GroupedQueryState(kv_heads=2, head_dim=4)
 WINDOW = GroupedQueryState(kv_heads=2, head_dim=4, window=64)  # wider than any prompt here
-
-
-@dataclass
-class Sequence:
-    """The least a request is to the cache."""
-
-    request_id: str
-    token_ids: list[int]
-    num_computed: int = 0
-    prefix_chain: PrefixChain | None = None
-    salt: str = ""
-    media: tuple[Any, ...] = ()
-    num_prompt: int = 0
-    may_reuse: bool = True
-    expects_reuse: bool = False
 
 
 def make_cache(num_blocks: int = 9, *specs: GroupedQueryState) -> CacheManager:

@@ -1,12 +1,12 @@
 """What is counted of a cache: hit rates, fragmentation, idle times and bytes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
+from cached_sequence import Sequence
 from firstlight.cache.idle_times import IdleTimes, IdleTotals
 from firstlight.cache.manager import CacheManager, CacheOptions
-from firstlight.cache.prefix_index import PrefixChain
 from firstlight.sharding.state_spec import LatentState, RecurrentState, StateSpec
 
 LATENT, RECURRENT = LatentState(8), RecurrentState(2, 4, 4, 24, 3)
@@ -20,24 +20,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@dataclass
-class Sequence:
-    """The least a request is to the cache."""
-
-    request_id: str
-    token_ids: list[int]
-    num_computed: int = 0
-    prefix_chain: PrefixChain | None = None
-    salt: str = ""
-    media: tuple[()] = ()
-    may_reuse: bool = True
-    expects_reuse: bool = False
-    num_prompt: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.num_prompt = len(self.token_ids)
 
 
 def make_cache(*specs: StateSpec, num_blocks: int = 9, clock: Clock | None = None) -> CacheManager:
