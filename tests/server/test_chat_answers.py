@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from firstlight.inputs.chat_format import load_chat_format
 from firstlight.inputs.generation_defaults import read_generation_defaults
 from firstlight.inputs.tokenizer import load_tokenizer
+from openai_clients import openai_client
 
 DATA = Path(__file__).parent.parent / "data" / "k3"
 CASES = {case["name"]: case for case in json.loads((DATA / "render/parse.json").read_text())}
@@ -43,12 +43,7 @@ def k3(make_server: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def client(k3: Any) -> Iterator[openai.OpenAI]:
-    with (
-        httpx.Client(trust_env=False) as http,
-        openai.OpenAI(
-            base_url=k3.url + "/v1", api_key="none", http_client=http, max_retries=0
-        ) as one,
-    ):
+    with openai_client(k3.url) as one:
         yield one
 
 

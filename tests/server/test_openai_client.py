@@ -3,22 +3,18 @@
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from scripted_engine import REPLY
+
+from openai_clients import async_openai_client, openai_client
 
 MESSAGES: Any = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.fixture
 def client(server: Any) -> Iterator[openai.OpenAI]:
-    with (
-        httpx.Client(trust_env=False) as http,
-        openai.OpenAI(
-            base_url=server.url + "/v1", api_key="none", http_client=http, max_retries=0
-        ) as one,
-    ):
+    with openai_client(server.url) as one:
         yield one
 
 
@@ -61,12 +57,7 @@ def test_a_streamed_answer_equals_the_whole(client: openai.OpenAI) -> None:
 
 
 async def test_the_async_client_streams(server: Any) -> None:
-    async with (
-        httpx.AsyncClient(trust_env=False) as http,
-        openai.AsyncOpenAI(
-            base_url=server.url + "/v1", api_key="none", http_client=http, max_retries=0
-        ) as client,
-    ):
+    async with async_openai_client(server.url) as client:
         stream = await client.chat.completions.create(
             model="alias", messages=MESSAGES, stream=True, max_completion_tokens=5
         )

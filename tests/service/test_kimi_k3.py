@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from live_service import LiveService
+from openai_clients import openai_client
 
 DATA = Path(__file__).parent.parent / "data" / "k3"
 MESSAGES: Any = [{"role": "user", "content": "Go on."}]
@@ -46,16 +46,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
 
 @pytest.fixture
 def client(service: LiveService) -> Iterator[openai.OpenAI]:
-    with (
-        httpx.Client(trust_env=False) as http,
-        openai.OpenAI(
-            base_url=service.url + "/v1",
-            api_key="none",
-            http_client=http,
-            max_retries=0,
-            timeout=120,
-        ) as one,
-    ):
+    with openai_client(service.url, timeout=120) as one:
         yield one
 
 

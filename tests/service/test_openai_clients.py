@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
+
+from openai_clients import async_openai_client, openai_client
 
 MESSAGES: Any = [{"role": "user", "content": "the ship came into the harbour"}]
 OURS: Any = {"ignore_eos": True}
@@ -16,12 +17,7 @@ OURS: Any = {"ignore_eos": True}
 
 @pytest.fixture
 def client(shared_service: Any) -> Iterator[openai.OpenAI]:
-    with (
-        httpx.Client(trust_env=False) as http,
-        openai.OpenAI(
-            base_url=shared_service.url + "/v1", api_key="none", http_client=http, max_retries=0
-        ) as one,
-    ):
+    with openai_client(shared_service.url) as one:
         yield one
 
 
@@ -97,12 +93,7 @@ def test_echo_scores_a_prompt_as_its_continuation_was_scored(client: openai.Open
 async def test_the_async_client_at_many_places_at_once(
     client: openai.OpenAI, shared_service: Any
 ) -> None:
-    async with (
-        httpx.AsyncClient(trust_env=False) as http,
-        openai.AsyncOpenAI(
-            base_url=shared_service.url + "/v1", api_key="none", http_client=http, max_retries=0
-        ) as many,
-    ):
+    async with async_openai_client(shared_service.url) as many:
 
         async def text(seed: int) -> str:
             stream = await many.chat.completions.create(
