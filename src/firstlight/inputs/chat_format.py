@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from firstlight.inputs.answer_parser import AnswerParser
 from firstlight.inputs.element_markers import ElementMarkers
+from firstlight.inputs.json_object import read_object
 from firstlight.inputs.kimi_k3.chat import KimiK3Format
 from firstlight.inputs.rendered_prompt import RenderedPrompt, RenderOptions
 from firstlight.inputs.template_format import TemplateFormat
 from firstlight.inputs.tokenizer import Tokenizer
-from firstlight.inputs.tokenizer_files import read_object
 
 __all__ = ["ChatFormat", "RenderOptions", "RenderedPrompt", "load_chat_format"]
 

@@ -2,7 +2,6 @@
 It knows nothing of requests or of how tokens are sampled.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from firstlight.errors import ConfigError
+from firstlight.inputs.json_object import read_object
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
     type or out of range.
     """
     path = directory / "generation_config.json"
-    values = _read(path)
+    values = read_object(path)
     found = {
         rule.field: _checked(values[name], rule, f"{path}: {name}")
         for name, rule in _RULES.items()
         if values.get(name) is not None
     }
-    model = _read(directory / "config.json")
+    model = read_object(directory / "config.json")
     text_model = model.get("text_config")
     sources: list[tuple[Mapping[str, Any], Path]] = [
         (values, path),
@@ -102,15 +102,3 @@ def _eos(values: Mapping[str, Any], origin: Path) -> list[int]:
                 f"{origin}: eos_token_id is {value!r}, not a token id or a list of them"
             )
     return listed
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: holds {type(value).__name__}, not an object")
-    return value

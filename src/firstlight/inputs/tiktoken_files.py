@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from firstlight.errors import ConfigError
-from firstlight.inputs.tokenizer_files import read_chat_templates, read_object, token_text
+from firstlight.inputs.json_object import read_object
+from firstlight.inputs.tokenizer_files import read_chat_templates, token_text
 
 MODEL_FILE = "tiktoken.model"
 CONFIG_FILE = "tokenizer_config.json"

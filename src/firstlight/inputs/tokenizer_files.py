@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from firstlight.errors import ConfigError
+from firstlight.inputs.json_object import read_object
 from firstlight.inputs.scored_pieces import added_token
 
 NAMED_TOKENS = (
@@ -118,19 +119,6 @@ def _templates_of(value: Any, origin: Path) -> dict[str, str]:
     raise ConfigError(
         f"{origin}: chat_template is neither text nor a list of objects with name and template"
     )
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; empty when there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(_read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: holds {type(value).__name__}, not an object")
-    return value
 
 
 def _read_text(path: Path) -> str:

@@ -7,11 +7,11 @@ from types import MappingProxyType
 
 from firstlight.errors import ConfigError
 from firstlight.inputs.gguf_vocabulary import read_gguf_tokenizer
+from firstlight.inputs.json_object import read_object
 from firstlight.inputs.sentencepiece_model import sentencepiece_definition
 from firstlight.inputs.tokenizer_files import (
     TokenizerFiles,
     read_chat_templates,
-    read_object,
     with_declared_tokens,
 )
 

@@ -2,13 +2,13 @@
 It knows nothing of pixels; every field is used or refused by name.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from firstlight.errors import ConfigError
+from firstlight.inputs.json_object import read_object
 from firstlight.models.config_reader import ConfigReader
 
 FILE_NAME = "preprocessor_config.json"
@@ -68,13 +68,7 @@ def read_preprocess_settings(directory: Path) -> PreprocessSettings | None:
     path = directory / FILE_NAME
     if not path.is_file():
         return None
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f"{path}: holds {type(fields).__name__}, not an object")
-    outer = ConfigReader(fields, str(path))
+    outer = ConfigReader(read_object(path), str(path))
     outer.ignore(_CLASS_FIELDS)
     section = outer.take(_SECTION, dict)
     outer.finish()
