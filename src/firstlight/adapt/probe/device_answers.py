@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from firstlight.adapt.probe.findings import words_of
 from firstlight.platforms.find import find_platform
 from firstlight.platforms.spec import DeviceSpec
 from firstlight.platforms.tools import GraphPool, copy_to, new_stream, pinned
@@ -84,7 +85,7 @@ CASES = (
     ),
     Case(
         "float8 product",
-        lambda: tuple(_integers(SIDE, SIDE, dtype=torch.bfloat16, seed=s) for s in (1, 2)),
+        _bfloat16_pair,
         _scaled_product,
         ("float8",),
         tolerance=2**-7,
@@ -111,8 +112,7 @@ def answer(words: Sequence[str]) -> dict[str, Any]:
         device = platform.bind(spec.index, 1)
         where = f" on {device}" if len(specs) > 1 else ""
         for case in CASES:
-            state, detail = run_case(case, device, spec)
-            found.append({"name": f"{case.name}{where}", "state": state, "detail": detail})
+            found.append(_told(f"{case.name}{where}", *run_case(case, device, spec)))
     found += [_told(*entry) for entry in _beyond_operations(specs)]
     return {"answers": found}
 
@@ -126,7 +126,7 @@ def run_case(case: Case, device: str, spec: DeviceSpec) -> tuple[str, str]:
     try:
         found = case.run(*(x.to(device) for x in inputs)).cpu()
     except (NotImplementedError, RuntimeError, AttributeError, TypeError) as error:
-        return "lacking", str(error).strip().splitlines()[0][:200]
+        return "lacking", words_of(error)
     if not found.is_floating_point():
         right = torch.equal(found, case.run(*inputs))
         return ("right", "equal") if right else ("wrong", "other numbers than the CPU's")
@@ -167,7 +167,7 @@ def _in_turn(name: str, work: Callable[..., str], *specs: DeviceSpec) -> tuple[s
     try:
         wrong = work(*specs)
     except (NotImplementedError, RuntimeError, AttributeError, StopIteration) as error:
-        return name, "lacking", (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        return name, "lacking", words_of(error)
     return (name, "wrong", wrong) if wrong else (name, "right", "equal")
 
 

@@ -53,6 +53,11 @@ class Looking:
         return Finding(self.check, self.name, UNKNOWN, detail, fix)
 
 
+def words_of(error: Exception) -> str:
+    """Returns the first line of an error, at most 200 characters; its type when it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
 def judged(look: Looking, fix: str, judge: Callable[[Looking], Iterable[Finding]]) -> list[Finding]:
     """Returns what `judge` finds. Where a fact it needs is unknown, that is the finding, with the
     way to find it out.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from firstlight.adapt.probe.findings import words_of
 from firstlight.adapt.probe.kernel_cases import MAKERS, Inputs, inputs_of, mapped, tensors_in
 from firstlight.kernels.builtin import REFERENCES, builtin_kernels, machine_query
 from firstlight.kernels.registry import OPERATIONS, PACKED, Kernel, KernelQuery, KernelRegistry
@@ -71,8 +72,7 @@ def judge(kernel: Kernel, query: KernelQuery, device: str) -> Verdict:
         try:
             found = _run(kernel.function, mapped(lambda t: t.to(device, copy=True), inputs))
         except (RuntimeError, TypeError, AttributeError) as error:
-            words = str(error).strip().splitlines() or [type(error).__name__]
-            return Verdict(kernel.operation, kernel.name, MISSING, words[0][:200])
+            return Verdict(kernel.operation, kernel.name, MISSING, words_of(error))
         worst = max(worst, _difference(found, expected))
     limit = TOLERANCES[query.dtype]
     right = REFERENCE if kernel.name == "reference" else FAST
