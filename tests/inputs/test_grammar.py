@@ -11,7 +11,7 @@ import pytest
 from firstlight.errors import RequestError
 from firstlight.inputs.answer_parser import Answer, whole_answer
 from firstlight.inputs.constraint import ConstraintFactory, TokenConstraint
-from firstlight.inputs.grammar import GrammarRequest, to_grammar, validate_grammar
+from firstlight.inputs.grammar import GrammarRequest, to_grammar
 from firstlight.inputs.tokenizer import load_tokenizer
 from k3_text import k3_format, k3_tokenizer
 
@@ -295,7 +295,7 @@ def test_a_token_the_grammar_does_not_allow_is_an_error(factory: ConstraintFacto
 @pytest.mark.parametrize("grammar", ["start: nowhere\n", "no grammar", "start: <[9999]>\n"])
 def test_a_bad_grammar_is_refused(factory: ConstraintFactory, grammar: str) -> None:
     with pytest.raises(RequestError, match="cannot be kept to"):
-        validate_grammar(grammar, factory)
+        factory.check(grammar)
     with pytest.raises(RequestError, match="cannot be kept to"):
         factory.constraint(grammar)
 

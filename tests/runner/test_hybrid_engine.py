@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from firstlight.layers.layer_state import RecurrentSlots
-from firstlight.layers.packed_batch import pack_whole
-from local_engine import EngineShape, LocalEngine, greedy
+from local_engine import EngineShape, LocalEngine, greedy, plain_greedy, random_prompts
 
 CHECKPOINT = Path(__file__).parents[1] / "data" / "k3" / "checkpoint"
 TOKENS = 8
+PROMPTS = random_prompts(5, 49, 22, 21, 20, 1, below=250)
 SQUEEZED = EngineShape(
     num_blocks=18,
     block_size=4,
@@ -23,12 +23,6 @@ SQUEEZED = EngineShape(
     context_length=128,
     num_slots=5,
 )
-
-
-def prompts() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(3)
-    lengths = [5, 49, 22, 21, 20, 1]
-    return [torch.randint(3, 250, (n,), generator=generator).tolist() for n in lengths]
 
 
 def tokens(outcomes):
@@ -43,40 +37,30 @@ def engine():
 @pytest.fixture(scope="module")
 def want(engine):
     """Greedy decoding by running the whole sequence anew for each token, without a cache."""
-    out = []
-    with torch.inference_mode():
-        for prompt in prompts():
-            ids = list(prompt)
-            for _ in range(TOKENS):
-                carry = engine.model(torch.tensor(ids), pack_whole([len(ids)]))
-                ids.append(int(engine.model.head(carry)[-1].argmax()))
-            out.append(ids[len(prompt) :])
-    return out
+    return [plain_greedy(engine.model, prompt, TOKENS) for prompt in PROMPTS]
 
 
 def test_a_hit_equals_a_miss(engine, want):
-    assert tokens(engine.run(prompts(), greedy(TOKENS))) == want
-    again = engine.run(prompts(), greedy(TOKENS))
+    assert tokens(engine.run(PROMPTS, greedy(TOKENS))) == want
+    again = engine.run(PROMPTS, greedy(TOKENS))
     assert tokens(again) == want
     assert [outcome.num_cached for outcome in again] == [0, 48, 16, 16, 16, 0]
     assert engine.cache.usage().slots.hits == 4
 
 
 def test_a_conversation_resumes_where_its_prompt_ended(engine, want):
-    first = prompts()[1]
+    first = PROMPTS[1]
     engine.run([first], greedy(1))
     longer = [*first, *want[1], 7, 8, 9]
     resumed = engine.run([longer], greedy(4))[0]
-    with torch.inference_mode():
-        carry = engine.model(torch.tensor(longer), pack_whole([len(longer)]))
-        assert resumed.token_ids[0] == int(engine.model.head(carry)[-1].argmax())
+    assert resumed.token_ids[:1] == plain_greedy(engine.model, longer, 1)
     assert resumed.num_cached == 48
 
 
 def test_chunked_and_preempted_runs_equal_undisturbed_ones(engine, want):
     squeezed = LocalEngine(CHECKPOINT, SQUEEZED)
-    assert tokens(squeezed.run(prompts(), greedy(TOKENS))) == want
-    pair = prompts()[2:4]
+    assert tokens(squeezed.run(PROMPTS, greedy(TOKENS))) == want
+    pair = PROMPTS[2:4]
     undisturbed = [tokens(engine.run([prompt], greedy(20)))[0] for prompt in pair]
     assert tokens(squeezed.run(pair, greedy(20))) == undisturbed
     usage = squeezed.cache.usage().slots
@@ -90,4 +74,4 @@ def test_what_slots_held_before_is_never_read(want):
             if isinstance(tensor, torch.Tensor):
                 tensor.fill_(float("nan"))
     assert any(isinstance(state, RecurrentSlots) for state in dirty.states)
-    assert tokens(dirty.run(prompts(), greedy(TOKENS))) == want
+    assert tokens(dirty.run(PROMPTS, greedy(TOKENS))) == want

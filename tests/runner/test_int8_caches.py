@@ -9,11 +9,12 @@ import torch
 from firstlight.kernels.registry import KernelSet
 from firstlight.layers.layer_state import QuantisedKeysValues, QuantisedLatents
 from firstlight.runner.cache_tensors import CacheShape, planned_cache_bytes, state_bytes
-from local_engine import EngineShape, LocalEngine, fast_kernels, greedy
+from local_engine import EngineShape, LocalEngine, fast_kernels, greedy, random_prompts
 from tiny_models import tiny_config, write_checkpoint
 
 K3 = Path(__file__).parents[1] / "data" / "k3" / "checkpoint"
 TOKENS = 20
+PROMPTS = random_prompts(5, 33, 64, 1, 50, 17, below=250)
 ROOMY = EngineShape(context_length=128, kv_dtype="int8")
 SQUEEZED = EngineShape(
     num_blocks=23,
@@ -25,12 +26,6 @@ SQUEEZED = EngineShape(
     num_slots=6,
     kv_dtype="int8",
 )
-
-
-def prompts() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(3)
-    lengths = [5, 33, 64, 1, 50, 17]
-    return [torch.randint(3, 250, (n,), generator=generator).tolist() for n in lengths]
 
 
 def folder_of(name: str, tmp_path: Path) -> Path:
@@ -47,12 +42,12 @@ def test_reuse_chunks_and_preemption_change_nothing(
 ) -> None:
     folder = folder_of(name, tmp_path)
     roomy = LocalEngine(folder, ROOMY, kernels)
-    want = [roomy.run([prompt], greedy(TOKENS))[0].token_ids for prompt in prompts()]
-    again = roomy.run(prompts(), greedy(TOKENS))
+    want = [roomy.run([prompt], greedy(TOKENS))[0].token_ids for prompt in PROMPTS]
+    again = roomy.run(PROMPTS, greedy(TOKENS))
     assert [outcome.token_ids for outcome in again] == want
     assert any(outcome.num_cached for outcome in again)
     squeezed = LocalEngine(folder, SQUEEZED, kernels, roomy.model)
-    assert [one.token_ids for one in squeezed.run(prompts(), greedy(TOKENS))] == want
+    assert [one.token_ids for one in squeezed.run(PROMPTS, greedy(TOKENS))] == want
     assert squeezed.scheduler.counts.preemptions > 0
 
 
@@ -60,9 +55,9 @@ def test_log_probabilities_stay_close_to_those_of_float_caches(tmp_path: Path) -
     """Random weights spread an error more than trained ones do."""
     folder = folder_of("qwen3", tmp_path)
     engine = LocalEngine(folder, replace(ROOMY, kv_dtype="auto"))
-    exact = engine.run(prompts(), greedy(1, prompt_logprobs=0))
+    exact = engine.run(PROMPTS, greedy(1, prompt_logprobs=0))
     rough = LocalEngine(folder, ROOMY, model=engine.model).run(
-        prompts(), greedy(1, prompt_logprobs=0)
+        PROMPTS, greedy(1, prompt_logprobs=0)
     )
     pairs = [
         (one.logprob, other.logprob)
@@ -75,7 +70,7 @@ def test_log_probabilities_stay_close_to_those_of_float_caches(tmp_path: Path) -
 
 def test_a_row_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
     engine = LocalEngine(folder_of("qwen3", tmp_path), ROOMY)
-    good, bad = prompts()[2], prompts()[4]
+    good, bad = PROMPTS[2], PROMPTS[4]
     want = engine.run([good], greedy(TOKENS))[0].token_ids
     poisoned = min(set(range(3, 300)) - {*good, *bad, *want})
     engine.model.embed.weight[poisoned] = float("nan")

@@ -5,10 +5,11 @@ import torch
 
 from firstlight.layers.packed_batch import pack_whole
 from firstlight.schedule.request import SamplingParams
-from local_engine import EngineShape, LocalEngine, greedy
+from local_engine import EngineShape, LocalEngine, greedy, plain_greedy, random_prompts
 from tiny_models import CONFIGS, tiny_config, write_checkpoint
 
 TOKENS = 20
+PROMPTS = random_prompts(5, 33, 64, 1, 90, 17)
 # Room for little more than the longest sequence, in small blocks: requests are preempted.
 SQUEEZED = EngineShape(
     num_blocks=34, block_size=4, max_batch_tokens=16, chunk_tokens=7, window_blocks={16: 13}
@@ -22,33 +23,17 @@ def folder(request, tmp_path_factory):
     return path
 
 
-def prompts(count=6):
-    generator = torch.Generator().manual_seed(3)
-    lengths = [5, 33, 64, 1, 90, 17][:count]
-    return [torch.randint(3, 300, (n,), generator=generator).tolist() for n in lengths]
-
-
-def plain_greedy(engine, prompt, max_tokens=TOKENS):
-    """Greedy decoding by running the whole sequence anew for each token, without a cache."""
-    ids = list(prompt)
-    with torch.inference_mode():
-        for _ in range(max_tokens):
-            carry = engine.model(torch.tensor(ids), pack_whole([len(ids)]))
-            ids.append(int(engine.model.head(carry)[-1].argmax()))
-    return ids[len(prompt) :]
-
-
 def tokens(outcomes):
     return [outcome.token_ids for outcome in outcomes]
 
 
 def test_cached_chunked_and_preempted_runs_equal_the_plain_one(folder):
     whole = LocalEngine(folder)
-    want = [plain_greedy(whole, prompt) for prompt in prompts()]
-    assert tokens(whole.run(prompts(), greedy(TOKENS))) == want
-    assert tokens(whole.run(prompts(), greedy(TOKENS))) == want  # prefix hits
+    want = [plain_greedy(whole.model, prompt, TOKENS) for prompt in PROMPTS]
+    assert tokens(whole.run(PROMPTS, greedy(TOKENS))) == want
+    assert tokens(whole.run(PROMPTS, greedy(TOKENS))) == want  # prefix hits
     squeezed = LocalEngine(folder, SQUEEZED)
-    assert tokens(squeezed.run(prompts(), greedy(TOKENS))) == want
+    assert tokens(squeezed.run(PROMPTS, greedy(TOKENS))) == want
     # Layers with a window are admitted at its size and never run out.
     bounded = all(getattr(state, "window", None) for state in squeezed.spec.states)
     assert squeezed.scheduler.counts.preemptions > 0 or bounded
@@ -64,14 +49,14 @@ def tiny(tmp_path_factory):
 def test_a_seeded_draw_survives_batching_and_preemption(tiny):
     params = SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=11, top_p=0.95)
     engine = LocalEngine(tiny)
-    alone = [tokens(engine.run([prompt], params))[0] for prompt in prompts()]
+    alone = [tokens(engine.run([prompt], params))[0] for prompt in PROMPTS]
     squeezed = LocalEngine(tiny, SQUEEZED)
-    assert tokens(squeezed.run(prompts(), params)) == alone
+    assert tokens(squeezed.run(PROMPTS, params)) == alone
 
 
 def test_prompt_logprobs_are_those_of_the_plain_model(tiny):
     engine = LocalEngine(tiny, EngineShape(chunk_tokens=13, max_batch_tokens=32))
-    prompt = prompts()[4]
+    prompt = PROMPTS[4]
     outcome = engine.run([prompt], greedy(1, prompt_logprobs=2))[0]
     with torch.inference_mode():
         carry = engine.model(torch.tensor(prompt), pack_whole([len(prompt)]))
@@ -85,7 +70,7 @@ def test_prompt_logprobs_are_those_of_the_plain_model(tiny):
 
 def test_a_row_that_is_not_finite_fails_alone_and_is_not_reused(tiny):
     engine = LocalEngine(tiny)
-    good, bad = prompts()[2], prompts()[4]
+    good, bad = PROMPTS[2], PROMPTS[4]
     want = tokens(engine.run([good], greedy(TOKENS)))[0]
     poisoned = min(set(range(3, 300)) - {*good, *bad, *want})
     engine.model.embed.weight[poisoned] = float("nan")
@@ -99,9 +84,9 @@ def test_a_row_that_is_not_finite_fails_alone_and_is_not_reused(tiny):
 def test_slots_never_written_are_never_read(tiny):
     """Fresh caches hold whatever memory held; even NaN there must not reach a result."""
     engine = LocalEngine(tiny)
-    want = tokens(engine.run(prompts(), greedy(TOKENS)))
+    want = tokens(engine.run(PROMPTS, greedy(TOKENS)))
     dirty = LocalEngine(tiny)
     for state in dirty.states:
         state.keys_PKSH.fill_(float("nan"))
         state.values_PKSH.fill_(float("nan"))
-    assert tokens(dirty.run(prompts(), greedy(TOKENS))) == want
+    assert tokens(dirty.run(PROMPTS, greedy(TOKENS))) == want

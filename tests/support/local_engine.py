@@ -13,9 +13,10 @@ import torch.distributed as dist
 
 from firstlight.assembly.build import BuildOptions, assemble
 from firstlight.assembly.source import open_source
-from firstlight.cache.manager import CacheManager, CacheOptions, distinct_specs
+from firstlight.cache.manager import CacheManager, CacheOptions, blocks_for, distinct_specs
 from firstlight.kernels.builtin import builtin_kernels, machine_query, reference_kernels
 from firstlight.kernels.registry import KernelSet
+from firstlight.layers.packed_batch import pack_whole
 from firstlight.parallel.mesh import Mesh
 from firstlight.runner.cache_tensors import CacheShape, allocate_states
 from firstlight.runner.encoder_cache import EncoderCache, ImageEncoder
@@ -114,7 +115,7 @@ class LocalEngine:
             shape.kv_dtype,
         )
         self.states = allocate_states(self.spec.states, cache_shape)
-        pages = -(-shape.context_length // shape.block_size)
+        pages = blocks_for(shape.context_length, shape.block_size)
         groups = distinct_specs(self.spec.states)
         self.table = RowTable(shape.max_sequences, len(groups), pages)
         self.images: EncoderCache | None = None
@@ -192,3 +193,19 @@ class LocalEngine:
 def greedy(max_tokens: int, **changes: Any) -> SamplingParams:
     """Returns greedy parameters."""
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, **changes)
+
+
+def random_prompts(*lengths: int, below: int = 300) -> list[list[int]]:
+    """Returns prompts of these lengths, the same ones each time; ids are at least 3."""
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(3, below, (n,), generator=generator).tolist() for n in lengths]
+
+
+@torch.inference_mode()
+def plain_greedy(model: Any, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """Decodes greedily by running the whole sequence anew for each token, without a cache."""
+    ids = list(prompt)
+    for _ in range(max_tokens):
+        carry = model(torch.tensor(ids), pack_whole([len(ids)]))
+        ids.append(int(model.head(carry)[-1].argmax()))
+    return ids[len(prompt) :]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,11 +21,13 @@ from firstlight.checkpoint.positioned_io import (
     OutputFile,
     explained,
     free_bytes,
+    refuse_occupied,
     sync_directory,
     write_whole,
 )
 from firstlight.checkpoint.progress import Progress, silent
 from firstlight.checkpoint.reader import INDEX_NAME
+from firstlight.checkpoint.safetensors_header import OutputTensor, encode_header, place_tensors
 from firstlight.checkpoint.store import Store, open_store
 from firstlight.checkpoint.store_layout import (
     BlockRecord,
@@ -39,21 +41,9 @@ from firstlight.checkpoint.store_layout import (
     stride,
 )
 from firstlight.checkpoint.tensor_info import Array
-from firstlight.errors import DigestMismatch, EnvironmentProblem, StoreError
+from firstlight.errors import DigestMismatch, EnvironmentProblem
 from firstlight.sharding.codecs import dtype_bytes, find_codec
 from firstlight.units import format_bytes
-
-_ALIGNMENT = 8
-
-
-class OutputTensor(NamedTuple):
-    """One tensor of the export: its place in the data section of its file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -74,8 +64,7 @@ def export_store(path: Path, target: Path, *, progress: Progress = silent) -> Ex
     DigestMismatch for damage, EnvironmentProblem when the disk is too small.
     """
     store = open_store(path)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise StoreError(f"{target}: must be an empty or new directory")
+    refuse_occupied(target)
     with explained(target, 0, "create"):
         target.mkdir(parents=True, exist_ok=True)
     planned = {unit.name: _plan_file(store, unit) for unit in store.manifest.units}
@@ -122,29 +111,11 @@ def _plan_file(store: Store, unit: UnitRecord) -> list[OutputTensor]:
     for tied in store.manifest.tied:
         if tied.same_as in shapes:
             shapes[tied.source] = shapes[tied.same_as]
-    tensors, offset = [], 0
-    for name, (dtype, shape) in shapes.items():
-        num_bytes = prod(shape) * dtype_bytes(dtype)
-        tensors.append(OutputTensor(name, dtype, shape, offset, num_bytes))
-        offset += num_bytes
-    return tensors
-
-
-def _header(tensors: list[OutputTensor]) -> bytes:
-    fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    for tensor in tensors:
-        fields[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [tensor.offset, tensor.offset + tensor.num_bytes],
-        }
-    raw = json.dumps(fields, separators=(",", ":")).encode()
-    raw += b" " * (-len(raw) % _ALIGNMENT)
-    return len(raw).to_bytes(8, "little") + raw
+    return place_tensors((name, dtype, shape) for name, (dtype, shape) in shapes.items())
 
 
 def _write_file(store: Store, unit: UnitRecord, path: Path, tensors: list[OutputTensor]) -> None:
-    header = _header(tensors)
+    header = encode_header(tensors)
     places = {t.name: t for t in tensors}
     twins: dict[str, list[str]] = {}
     for tied in store.manifest.tied:

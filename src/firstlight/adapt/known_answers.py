@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from firstlight.assembly.build import build_on_meta, move_buffers
 from firstlight.checkpoint.known_answers import FILE_NAME, VERSION, KnownAnswers, KnownCase
+from firstlight.checkpoint.store_names import ANSWERS_FOLDER
 from firstlight.kernels.builtin import reference_kernels
 from firstlight.layers.packed_batch import pack_whole
 from firstlight.models.spec import ModelSpec
@@ -82,7 +83,7 @@ class AnswerRecorder:
 
     def finish(self, store: Path) -> None:
         """Writes the answers into a store's `answers` folder."""
-        folder = store / "answers"
+        folder = store / ANSWERS_FOLDER
         folder.mkdir(exist_ok=True)
         data = msgspec.json.format(msgspec.json.encode(self.answers()), indent=1)
         (folder / FILE_NAME).write_bytes(data)

@@ -14,14 +14,12 @@ from firstlight.checkpoint.bare_index import BareIndex, read_bare_index
 from firstlight.checkpoint.findings import refuse_errors
 from firstlight.checkpoint.json_file import read_json
 from firstlight.checkpoint.names import match_names
-from firstlight.checkpoint.positioned_io import explained, write_whole
+from firstlight.checkpoint.positioned_io import explained, refuse_occupied, write_whole
 from firstlight.checkpoint.reader import INDEX_NAME
+from firstlight.checkpoint.safetensors_header import encode_header, place_tensors
 from firstlight.checkpoint.tensor_info import TensorInfo
-from firstlight.errors import StoreError
 from firstlight.models.spec import ModelSpec, read_model_spec
 from firstlight.sharding.codecs import dtype_bytes
-
-_ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,7 @@ def write_rehearsal(config: Path, target: Path) -> RehearsalReport:
     and index do not fit together.
     """
     folder = config if config.is_dir() else config.parent
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise StoreError(f"{target}: must be an empty or new directory")
+    refuse_occupied(target)
     spec = read_model_spec(read_json(folder / "config.json"))
     index = read_bare_index(folder) or _one_file_a_unit(folder, spec)
     model = IndexedModel(folder, index)
@@ -81,20 +78,12 @@ def _one_file_a_unit(folder: Path, spec: ModelSpec) -> BareIndex:
 
 def _write_file(path: Path, infos: Iterable[TensorInfo]) -> None:
     """Writes a header in the order of the format's own writer (wide types first), then a hole."""
-    entries, at = [], 0
-    for info in sorted(infos, key=lambda i: (-dtype_bytes(i.dtype), i.name)):
-        end = at + info.num_bytes
-        shape = ",".join(map(str, info.shape))
-        entries.append(
-            f'{json.dumps(info.name)}:{{"dtype":"{info.dtype}","shape":[{shape}],'
-            f'"data_offsets":[{at},{end}]}}'
-        )
-        at = end
-    raw = f'{{"__metadata__":{{"format":"pt"}},{",".join(entries)}}}'.encode()
-    raw += b" " * (-len(raw) % _ALIGNMENT)
-    with explained(path, 0, "write", len(raw)), path.open("wb") as file:
-        file.write(len(raw).to_bytes(8, "little") + raw)
-        os.truncate(file.fileno(), 8 + len(raw) + at)
+    ordered = sorted(infos, key=lambda i: (-dtype_bytes(i.dtype), i.name))
+    tensors = place_tensors((info.name, info.dtype, info.shape) for info in ordered)
+    header, last = encode_header(tensors), tensors[-1]
+    with explained(path, 0, "write", len(header)), path.open("wb") as file:
+        file.write(header)
+        os.truncate(file.fileno(), len(header) + last.offset + last.num_bytes)
 
 
 def _write_index(path: Path, tensors: Mapping[str, TensorInfo], total: int) -> None:

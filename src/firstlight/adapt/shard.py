@@ -36,6 +36,7 @@ from firstlight.checkpoint.store_layout import (
 )
 from firstlight.checkpoint.store_names import (
     ANSWERS_FOLDER,
+    COMPLETE_NAME,
     MODEL_FOLDER,
     PARTIAL_FOLDER,
     is_store,
@@ -161,7 +162,7 @@ _PRECISION_NAME = "precision.json"
 
 def _finished_store(target: Path, plan: ShardPlan, budget: float) -> Manifest | None:
     """Returns the manifest when `target` is already this store. Raises StoreError for another."""
-    if not (target / "COMPLETE").exists():
+    if not (target / COMPLETE_NAME).exists():
         if target.is_dir() and any(target.iterdir()) and not is_store(target):
             raise StoreError(f"{target}: is neither empty nor a store begun here; choose another")
         return None

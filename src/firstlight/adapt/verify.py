@@ -24,7 +24,7 @@ from firstlight.checkpoint.store_layout import (
     uncovered_parts,
     unit_record,
 )
-from firstlight.checkpoint.store_names import ANSWERS_FOLDER, MODEL_FOLDER
+from firstlight.checkpoint.store_names import ANSWERS_FOLDER, MODEL_FOLDER, UNITS_FOLDER
 from firstlight.errors import BadInput, DigestMismatch
 from firstlight.units import format_bytes, format_count
 
@@ -87,7 +87,7 @@ def _check_sizes(store: Store, progress: Progress) -> tuple[list[Finding], str]:
     findings = size_findings(store)
     total = sum(unit.size for unit in store.manifest.units)
     known = {f"{unit.name}.{kind}" for unit in store.manifest.units for kind in ("bin", "idx")}
-    folder = store.path / "units"
+    folder = store.path / UNITS_FOLDER
     if folder.is_dir():
         for extra in sorted(p.name for p in folder.iterdir() if p.name not in known):
             findings.append(Finding(ERROR, str(folder / extra), "the manifest knows no such file"))

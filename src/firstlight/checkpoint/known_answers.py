@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from firstlight.checkpoint.store_names import ANSWERS_FOLDER
 from firstlight.errors import StoreError
 
 FILE_NAME = "known.json"
@@ -41,7 +42,7 @@ def read_answers(store: Path) -> KnownAnswers | None:
 
     Raises StoreError when the file is there and cannot be read.
     """
-    path = store / "answers" / FILE_NAME
+    path = store / ANSWERS_FOLDER / FILE_NAME
     if not path.exists():
         return None
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from firstlight.errors import EnvironmentProblem, TensorError
+from firstlight.errors import EnvironmentProblem, StoreError, TensorError
 from firstlight.units import format_bytes, format_count
 
 LARGEST_CALL = 16 * 2**20
@@ -162,6 +162,12 @@ def write_whole(path: Path, data: bytes) -> None:
     with explained(path, 0, "rename"):
         os.replace(partial, path)
     sync_directory(path.parent)
+
+
+def refuse_occupied(path: Path) -> None:
+    """Raises StoreError unless `path` is an empty directory or nothing yet."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise StoreError(f"{path}: must be an empty or new directory")
 
 
 def sync_directory(path: Path) -> None:

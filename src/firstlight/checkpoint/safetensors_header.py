@@ -1,4 +1,4 @@
-"""Owns the reading and checking of one safetensors header; knows no index and reads no values.
+"""Owns one safetensors header, read, checked or written; knows no index and reads no values.
 
 Layout of a file: 8 bytes header length (little-endian), a JSON object, then the data without gaps.
 """
@@ -22,6 +22,7 @@ from firstlight.units import format_count
 LARGEST_HEADER = 100_000_000
 _FIELDS = frozenset(("dtype", "shape", "data_offsets"))
 _COPY = "download or copy this file again"
+_ALIGNMENT = 8  # of the data, by blanks after the header
 
 
 class Header(NamedTuple):
@@ -31,6 +32,39 @@ class Header(NamedTuple):
     findings: tuple[Finding, ...]
     digest: str
     size: int
+
+
+class OutputTensor(NamedTuple):
+    """One tensor of a file to be written: its place in the data section."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+def place_tensors(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[OutputTensor]:
+    """Returns where tensors (name, type, shape) stand that follow each other without gaps."""
+    placed, offset = [], 0
+    for name, dtype, shape in tensors:
+        num_bytes = tensor_bytes(dtype, shape)
+        placed.append(OutputTensor(name, dtype, shape, offset, num_bytes))
+        offset += num_bytes
+    return placed
+
+
+def encode_header(tensors: Iterable[OutputTensor]) -> bytes:
+    """Returns what a file of these tensors begins with: the header's length and the header."""
+    entries = ['"__metadata__":{"format":"pt"}']
+    for name, dtype, shape, begin, num_bytes in tensors:  # by hand: they may be half a million
+        entries.append(
+            f'{json.dumps(name)}:{{"dtype":"{dtype}","shape":[{",".join(map(str, shape))}],'
+            f'"data_offsets":[{begin},{begin + num_bytes}]}}'
+        )
+    raw = f"{{{','.join(entries)}}}".encode()
+    raw += b" " * (-len(raw) % _ALIGNMENT)
+    return len(raw).to_bytes(8, "little") + raw
 
 
 def read_header(path: Path) -> Header:

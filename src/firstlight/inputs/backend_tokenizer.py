@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from firstlight.errors import ConfigError, RequestError
 from firstlight.inputs.token_bytes import ByteRule, TextStream, byte_rule
-from firstlight.inputs.tokenizer_files import NAMED_TOKENS, TokenizerFiles, token_text
+from firstlight.inputs.tokenizer_files import TokenizerFiles, named_tokens, token_text
 
 
 class ControlSpan(NamedTuple):
@@ -115,8 +115,7 @@ class BackendTokenizer:
     @property
     def named_specials(self) -> dict[str, str]:
         """The texts of bos_token, eos_token and their like that the files set."""
-        found = {name: token_text(self._files.config.get(name)) for name in NAMED_TOKENS}
-        return {name: text for name, text in found.items() if text is not None}
+        return named_tokens(self._files.config)
 
     def with_controls(self, texts: Collection[str]) -> "BackendTokenizer":
         """The same tokenizer, with these added tokens kept out of plain text too."""

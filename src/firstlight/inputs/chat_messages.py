@@ -37,6 +37,12 @@ def num_images(messages: Sequence[Mapping[str, Any]]) -> int:
     return sum(part["type"] in IMAGE_TYPES for part in parts)
 
 
+def function_of(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a tool or a call says of its function; clients write it with or without a frame."""
+    function = value.get("function", value)
+    return function if isinstance(function, Mapping) else {}
+
+
 def plain_value(value: Any, where: str, depth: int = 0) -> Any:
     """Copies JSON-like data; anything else, or too deep a nesting, is a RequestError."""
     if depth > MAX_DEPTH:

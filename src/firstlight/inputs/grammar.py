@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from firstlight.errors import RequestError
-from firstlight.inputs.constraint import ConstraintFactory
+from firstlight.inputs.chat_messages import function_of
 from firstlight.inputs.element_markers import ElementMarkers
 from firstlight.inputs.grammar_rules import GrammarRules
 from firstlight.inputs.tool_grammar import add_calls
@@ -53,11 +53,6 @@ def to_grammar(request: GrammarRequest) -> str:
     return _element_grammar(request, rules, body or rules.any_text(), names)
 
 
-def validate_grammar(text: str, factory: ConstraintFactory) -> None:
-    """Compiles `text` for the factory's vocabulary; raises RequestError with what is wrong."""
-    factory.check(text)
-
-
 def response_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | bool | None:
     """The JSON schema a response format asks for; None for plain text.
 
@@ -89,12 +84,12 @@ def _wanted_tools(request: GrammarRequest) -> list[str] | None:
     choice = request.tool_choice
     if choice in (None, "auto", "none"):
         return None
-    declared = [_function(tool).get("name") for tool in request.tools]
+    declared = [function_of(tool).get("name") for tool in request.tools]
     if not declared:
         raise RequestError("tool_choice asks for a call, but there are no tools", "tool_choice")
     if choice == "required":
         return [str(name) for name in declared]
-    name = _function(choice).get("name") if isinstance(choice, Mapping) else None
+    name = function_of(choice).get("name") if isinstance(choice, Mapping) else None
     if name is None:
         raise RequestError(
             'tool_choice must be "auto", "none", "required" or the object that names a function',
@@ -105,11 +100,6 @@ def _wanted_tools(request: GrammarRequest) -> list[str] | None:
             f"tool_choice names {name!r}, which is not among the tools", "tool_choice"
         )
     return [str(name)]
-
-
-def _function(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = value.get("function", value)
-    return function if isinstance(function, Mapping) else {}
 
 
 def _element_grammar(
@@ -137,5 +127,5 @@ def _element_grammar(
 def _allowed_tools(request: GrammarRequest, names: list[str] | None) -> list[Mapping[str, Any]]:
     if request.tool_choice == "none":
         return []
-    functions = [_function(tool) for tool in request.tools]
+    functions = [function_of(tool) for tool in request.tools]
     return [function for function in functions if names is None or function.get("name") in names]

@@ -20,7 +20,7 @@ from firstlight.inputs.tiktoken_files import (
     NUM_SPECIAL_SLOTS,
     TiktokenFiles,
 )
-from firstlight.inputs.tokenizer_files import NAMED_TOKENS, token_text
+from firstlight.inputs.tokenizer_files import named_tokens
 
 _END_OF_MESSAGE = "<|end_of_msg|>"
 _HEAD_LETTER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
@@ -124,8 +124,7 @@ class TiktokenTokenizer:
     @property
     def named_specials(self) -> Mapping[str, str]:
         """The texts of bos_token, eos_token and their like that the files set."""
-        found = {name: token_text(self._files.config.get(name)) for name in NAMED_TOKENS}
-        return {name: text for name, text in found.items() if text is not None}
+        return named_tokens(self._files.config)
 
     def with_controls(self, texts: Collection[str]) -> "TiktokenTokenizer":
         """This tokenizer: all its added tokens are control tokens already."""

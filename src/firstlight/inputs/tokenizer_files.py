@@ -72,6 +72,12 @@ def token_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of bos_token, eos_token and their like that a tokenizer_config.json sets."""
+    found = {name: token_text(config.get(name)) for name in NAMED_TOKENS}
+    return {name: text for name, text in found.items() if text is not None}
+
+
 def with_declared_tokens(
     definition: Mapping[str, Any], config: Mapping[str, Any], directory: Path
 ) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from firstlight.errors import RequestError
 from firstlight.inputs.element_markers import ElementMarkers
 from firstlight.inputs.grammar_rules import GrammarRules
+from firstlight.inputs.kimi_k3.encoder import json_type
 from firstlight.inputs.kimi_k3.segments import escape_attribute
 
 _JSON_TYPES = ("string", "number", "boolean", "null", "object", "array")
@@ -146,7 +147,7 @@ class _Call:
 
     def _listed(self, values: Sequence[Any]) -> Iterator[_Value]:
         for value in values:
-            kind = next(name for name in _JSON_TYPES if _is_of(value, name))
+            kind = json_type(value)
             text = value if kind == "string" else json.dumps(value, ensure_ascii=False)
             yield _Value(kind, self._rules.literal(text))
 
@@ -174,18 +175,6 @@ class _Call:
             raise self._refusal(f"a length is above {_MAX_LENGTH}")
         bounds = f"{{{least},{'' if most is None else most}}}"
         return self._rules.pattern(rf"(.|\n){bounds}", self._where)
-
-
-def _is_of(value: Any, kind: str) -> bool:
-    if isinstance(value, bool) or value is None:
-        return kind == ("null" if value is None else "boolean")
-    types: dict[str, Any] = {
-        "string": str,
-        "number": (int, float),
-        "object": Mapping,
-        "array": list,
-    }
-    return kind in types and isinstance(value, types[kind])
 
 
 def _anchored(pattern: str) -> str:

@@ -5,6 +5,7 @@ the weights at hand, so one forward serves every tensor parallel degree.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -75,13 +76,7 @@ class GroupedQueryAttention(nn.Module):
     ) -> Tensor:
         out_TNH: Tensor = self.kernels.int8_paged_attention(
             *self._rotated(x_TD, batch),
-            state.keys_PKSH,
-            state.key_scales_PKS,
-            state.values_PKSH,
-            state.value_scales_PKS,
-            batch.starts_B1,
-            batch.contexts_B,
-            batch.tables[state.group],
+            *quantised_pages(batch, state),
             self.scale,
             self.shape.window,
         )
@@ -125,3 +120,16 @@ class GroupedQueryAttention(nn.Module):
         if self.shape.norm_epsilon is not None:
             q_TNH, k_TKH = self.q_norm(q_TNH), self.k_norm(k_TKH)
         return q_TNH, k_TKH, v_TD.view(size)
+
+
+def quantised_pages(batch: PackedBatch, state: QuantisedKeysValues) -> tuple[Any, ...]:
+    """What `int8_paged_attention` takes between the new tokens and the scale."""
+    return (
+        state.keys_PKSH,
+        state.key_scales_PKS,
+        state.values_PKSH,
+        state.value_scales_PKS,
+        batch.starts_B1,
+        batch.contexts_B,
+        batch.tables[state.group],
+    )

@@ -4,7 +4,7 @@ Shape letters: T tokens, D model width, N heads, C latent width, S shared key wi
 width, V value width, W = C + S the width of a cached row. N comes from the weights at hand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from firstlight.kernels.registry import KernelSet
-from firstlight.layers.layer_state import Latents, QuantisedLatents
+from firstlight.layers.layer_state import Latents, PagedLatents, QuantisedLatents
 from firstlight.layers.norm import RMSNorm
 from firstlight.layers.packed_batch import PackedBatch
 
@@ -61,6 +61,14 @@ class PagedContext(NamedTuple):
         )
 
 
+class AttentionForms(NamedTuple):
+    """Both operations over one kind of pages, and the longest span the first is cheaper for."""
+
+    absorbed: Callable[..., Tensor]
+    expanded: Callable[..., Tensor]
+    absorbed_up_to: int
+
+
 class LatentExpansion(nn.Module):
     """The matrix [N * (H + V), C] that turns a latent into each head's keys and values."""
 
@@ -98,7 +106,18 @@ class LatentAttention(nn.Module):
         self.shape = shape
         self.kernels = kernels
         self.scale = (shape.own + shape.shared) ** -0.5
-        self._absorbed_up_to = absorbed_up_to(shape, plain=kernels.is_plain("latent_attention"))
+        self._forms = {
+            PagedLatents: AttentionForms(
+                kernels.latent_attention,
+                kernels.expanded_latent_attention,
+                absorbed_up_to(shape, plain=kernels.is_plain("latent_attention")),
+            ),
+            QuantisedLatents: AttentionForms(
+                kernels.int8_latent_attention,
+                kernels.int8_expanded_latent_attention,
+                absorbed_up_to(shape, plain=kernels.is_plain("int8_latent_attention")),
+            ),
+        }
 
     def forward(self, x_TD: Tensor, batch: PackedBatch, state: Latents | None = None) -> Tensor:
         """Returns [T, D]. Without a state tokens attend within the batch: that is training."""
@@ -142,14 +161,15 @@ class LatentAttention(nn.Module):
     def _attend_paged(
         self, q_TNK: Tensor, rows_TW: Tensor, batch: PackedBatch, state: Latents
     ) -> Tensor:
-        limit = self._absorbed_up_to
-        lengths = [end - begin for begin, end in pairwise(batch.bounds)]
-        long = [length > limit for length in lengths]
-        attend = {True: self._expanded, False: self._absorbed}
         assert batch.contexts_B is not None
         context = PagedContext(
             rows_TW, batch.starts_B1, batch.contexts_B, batch.tables[state.group]
         )
+        limit = self._forms[type(state)].absorbed_up_to
+        if batch.num_tokens <= limit:  # no span can be longer
+            return self._absorbed(q_TNK, context, state)
+        long = [end - begin > limit for begin, end in pairwise(batch.bounds)]
+        attend = {True: self._expanded, False: self._absorbed}
         if len(set(long)) <= 1:
             return attend[any(long)](q_TNK, context, state)
         out_TNV = q_TNK.new_empty(*q_TNK.shape[:2], self.shape.value)
@@ -160,11 +180,7 @@ class LatentAttention(nn.Module):
         return out_TNV
 
     def _expanded(self, q_TNK: Tensor, context: PagedContext, state: Latents) -> Tensor:
-        kernels, is_int8 = self.kernels, isinstance(state, QuantisedLatents)
-        attend = (
-            kernels.int8_expanded_latent_attention if is_int8 else kernels.expanded_latent_attention
-        )
-        out_TNV: Tensor = attend(
+        out_TNV: Tensor = self._forms[type(state)].expanded(
             q_TNK,
             context.rows_TW,
             self._expansion(),
@@ -179,9 +195,7 @@ class LatentAttention(nn.Module):
     def _absorbed(self, q_TNK: Tensor, context: PagedContext, state: Latents) -> Tensor:
         keys_NHC, values_NVC = torch.split(self._expansion(), [self.shape.own, self.shape.value], 1)
         absorbed_TNC = torch.einsum("tnh,nhc->tnc", q_TNK[..., : self.shape.own], keys_NHC)
-        kernels, is_int8 = self.kernels, isinstance(state, QuantisedLatents)
-        attend = kernels.int8_latent_attention if is_int8 else kernels.latent_attention
-        mixed_TNC = attend(
+        mixed_TNC = self._forms[type(state)].absorbed(
             torch.cat((absorbed_TNC, q_TNK[..., self.shape.own :]), -1),
             context.rows_TW,
             *_caches(state),

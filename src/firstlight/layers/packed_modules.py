@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from firstlight.kernels.packed_weight import PackedAttention, PackedMlp, PackedWeight
 from firstlight.kernels.registry import KernelSet
+from firstlight.layers.gqa_attention import quantised_pages
 from firstlight.layers.layer_state import KeysValues, QuantisedKeysValues
 from firstlight.layers.packed_batch import PackedBatch
 
@@ -120,13 +121,7 @@ class PackedGroupedQueryAttention(nn.Module):
         handle, kernels = self.handle, self.kernels
         out_TNH: Tensor = kernels.int8_paged_attention(
             *self._rotated(x_TD, batch),
-            state.keys_PKSH,
-            state.key_scales_PKS,
-            state.values_PKSH,
-            state.value_scales_PKS,
-            batch.starts_B1,
-            batch.contexts_B,
-            batch.tables[state.group],
+            *quantised_pages(batch, state),
             handle.scale,
             handle.window,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from firstlight.errors import RequestError
+from firstlight.inputs.chat_messages import IMAGE_TYPES
 from firstlight.inputs.kimi_k3.segments import (
     IMAGE_PLACEHOLDER,
     Segment,
@@ -153,7 +154,7 @@ class _Encoder:
             yield from self._text(content)
             return
         for part in content or ():
-            if part["type"] in ("image", "image_url"):
+            if part["type"] in IMAGE_TYPES:
                 yield self._image()
             else:
                 yield from self._text(part["text"])

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from firstlight.errors import RequestError
+from firstlight.inputs.chat_messages import function_of
 
 Message = Mapping[str, Any]
 
@@ -21,7 +22,7 @@ class Arguments(NamedTuple):
 
 def call_name(call: Message) -> str:
     """The function a call names; raises RequestError when it names none."""
-    name = _function(call).get("name")
+    name = function_of(call).get("name")
     if not isinstance(name, str) or not name:
         raise RequestError("a tool call of an assistant message names no function", "messages")
     return name
@@ -29,7 +30,7 @@ def call_name(call: Message) -> str:
 
 def call_arguments(call: Message) -> Arguments:
     """The arguments of a call; raises RequestError when they are JSON but no object."""
-    given = _function(call).get("arguments")
+    given = function_of(call).get("arguments")
     if given is None or (isinstance(given, str) and not given.strip()):
         return Arguments({})
     if isinstance(given, str):
@@ -94,8 +95,3 @@ def _sorted_results(results: list[Message], calls: Sequence[Message]) -> list[Me
         key=lambda pair: pair[0],
     )
     return [{**result, "tool": call_name(calls[place])} for place, result in pairs]
-
-
-def _function(call: Message) -> Message:
-    function = call.get("function", call)
-    return function if isinstance(function, Mapping) else {}

@@ -13,6 +13,7 @@ from typing import Any
 
 from PIL import Image
 
+from firstlight.inputs.chat_messages import num_images
 from firstlight.inputs.images.pixels import image_patches
 from firstlight.inputs.images.preprocess_settings import read_preprocess_settings
 from firstlight.inputs.images.sizes import plan_image
@@ -93,7 +94,7 @@ class Renderer:
         options = EncoderOptions(
             thinking=talk.thinking,
             add_generation_prompt=prompt,
-            image_sizes=[image.size for image in talk.images[: _num_images(shown)]],
+            image_sizes=[image.size for image in talk.images[: num_images(shown)]],
         )
         ids: list[int] = []
         for segment in chat_segments(shown, talk.tools, options):
@@ -104,11 +105,6 @@ class Renderer:
         if special:
             return self.tokenizer.encode(text, add_special=False)
         return self.tokenizer.encode_plain(text)
-
-
-def _num_images(messages: Sequence[Message]) -> int:
-    parts = (m["content"] for m in messages if not isinstance(m["content"], str))
-    return sum(part["type"] == "image" for content in parts for part in content)
 
 
 def answer(text: str, thought: str = "") -> dict[str, Any]:
