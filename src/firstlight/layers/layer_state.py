@@ -1,10 +1,15 @@
 """Owns the tensors a layer may be handed as its state; knows no allocation policy and no
 request.
+
+Pages of a layer may lie outside its tensors: then `far` fetches those of layer `layer`, and page
+ids from `far.first` on are its.
 """
 
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from firstlight.layers.far_pages import FarPages
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,8 @@ class PagedKeysValues:
     keys_PKSH: Tensor
     values_PKSH: Tensor
     group: int
+    far: FarPages | None = None
+    layer: int = 0
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,8 @@ class PagedLatents:
 
     rows_PSW: Tensor
     group: int
+    far: FarPages | None = None
+    layer: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,8 @@ class QuantisedKeysValues:
     values_PKSH: Tensor
     value_scales_PKS: Tensor
     group: int
+    far: FarPages | None = None
+    layer: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,8 @@ class QuantisedLatents:
     rows_PSW: Tensor
     scales_PSG: Tensor
     group: int
+    far: FarPages | None = None
+    layer: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,4 +83,16 @@ class RecurrentSlots:
 
 KeysValues = PagedKeysValues | QuantisedKeysValues
 Latents = PagedLatents | QuantisedLatents
-LayerState = KeysValues | Latents | RecurrentSlots
+PagedState = KeysValues | Latents
+LayerState = PagedState | RecurrentSlots
+
+
+def page_tensors(state: PagedState) -> tuple[Tensor, ...]:
+    """Returns the tensors whose first dimension are pages, in the order of the fields."""
+    if isinstance(state, PagedKeysValues):
+        return state.keys_PKSH, state.values_PKSH
+    if isinstance(state, QuantisedKeysValues):
+        return state.keys_PKSH, state.key_scales_PKS, state.values_PKSH, state.value_scales_PKS
+    if isinstance(state, QuantisedLatents):
+        return state.rows_PSW, state.scales_PSG
+    return (state.rows_PSW,)
