@@ -46,18 +46,18 @@ class VisionBlock(nn.Module):
         self.fc1 = nn.Linear(config.intermediate_size, hidden, bias=False)
         self.head_dim = config.head_dim
 
-    def forward(self, x_ND: Tensor, turn_NR: Tensor, images: int) -> Tensor:
-        """Returns [N, D] for the patches of `images` images of one size; `turn_NR` holds the
-        complex rotation of each channel pair.
+    def forward(self, x_ND: Tensor, turn_NR2: Tensor, images: int) -> Tensor:
+        """Returns [N, D] for the patches of `images` images of one size; `turn_NR2` holds the
+        cosine and the sine by which each channel pair turns.
         """
-        x_ND = x_ND + self.wo(self._attend(self.norm0(x_ND), turn_NR, images))
+        x_ND = x_ND + self.wo(self._attend(self.norm0(x_ND), turn_NR2, images))
         inner_NF = functional.gelu(self.fc0(self.norm1(x_ND)), approximate="tanh")
         out: Tensor = x_ND + self.fc1(inner_NF)
         return out
 
-    def _attend(self, x_ND: Tensor, turn_NR: Tensor, images: int) -> Tensor:
+    def _attend(self, x_ND: Tensor, turn_NR2: Tensor, images: int) -> Tensor:
         q_NAH, k_NAH, v_NAH = self.wqkv(x_ND).view(len(x_ND), 3, -1, self.head_dim).unbind(1)
-        q_NAH, k_NAH = _rotated(q_NAH, turn_NR), _rotated(k_NAH, turn_NR)
+        q_NAH, k_NAH = rotate_pairs(q_NAH, turn_NR2), rotate_pairs(k_NAH, turn_NR2)
         q_IANH, k_IANH, v_IANH = (
             x_NAH.unflatten(0, (images, -1)).transpose(1, 2) for x_NAH in (q_NAH, k_NAH, v_NAH)
         )
@@ -89,9 +89,9 @@ class VisionTower(nn.Module):
         """
         x_ND = self.patch_embed(pixels_NCPP)
         x_ND = (x_ND.unflatten(0, (images, -1)) + self._places(grid)).flatten(0, 1)
-        turn_NR = patch_rotation(grid, self.config).repeat(images, 1).to(x_ND.device)
+        turn_NR2 = patch_rotation(grid, self.config).repeat(images, 1, 1).to(x_ND.device)
         for block in self.blocks:
-            x_ND = block(x_ND, turn_NR, images)
+            x_ND = block(x_ND, turn_NR2, images)
         parts = self.final_norm(x_ND).chunk(images)
         return [_merged(part, grid, self.config.merge) for part in parts]
 
@@ -127,8 +127,8 @@ class ImageProjector(nn.Module):
 
 
 def patch_rotation(grid: Grid, config: VisionConfig) -> Tensor:
-    """Returns complex64 [N, R]: pair 2i turns by column * theta_i, pair 2i + 1 by row * theta_i,
-    theta_i = base^(-4i / head width); the same for every frame.
+    """Returns fp32 cosines and sines [N, R, 2]: pair 2i turns by column * theta_i, pair 2i + 1 by
+    row * theta_i, theta_i = base^(-4i / head width); the same for every frame.
     """
     frames, rows, columns = grid
     steps_I = torch.arange(0, config.head_dim, 4, dtype=torch.float32, device="cpu")
@@ -137,7 +137,7 @@ def patch_rotation(grid: Grid, config: VisionConfig) -> Tensor:
     column_N = torch.arange(columns, device="cpu").repeat(rows)
     angles_NI2 = torch.stack((torch.outer(column_N, theta_I), torch.outer(row_N, theta_I)), -1)
     angles_NR = angles_NI2.flatten(1).repeat(frames, 1)
-    return torch.polar(torch.ones_like(angles_NR), angles_NR)
+    return torch.stack((angles_NR.cos(), angles_NR.sin()), -1)
 
 
 def frame_code(frames: int, config: VisionConfig) -> Tensor:
@@ -154,10 +154,21 @@ def frame_code(frames: int, config: VisionConfig) -> Tensor:
     return torch.cat((angles_FI.sin(), angles_FI.cos()), -1)
 
 
-def _rotated(x_NAH: Tensor, turn_NR: Tensor) -> Tensor:
-    pairs = torch.view_as_complex(x_NAH.float().reshape(*x_NAH.shape[:-1], -1, 2))
-    turned = torch.view_as_real(pairs * turn_NR.unsqueeze(1)).flatten(-2)
-    return turned.to(x_NAH.dtype)
+def rotate_pairs(x_NAH: Tensor, turn_NR2: Tensor) -> Tensor:
+    """Turns each pair of neighbouring channels of x [N, A, H] by its angle, in fp32.
+
+    It is the product of complex numbers, written out: not every device computes with these.
+    """
+    real_NAR, imaginary_NAR = x_NAH.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos_N1R, sin_N1R = turn_NR2.unsqueeze(1).unbind(-1)
+    turned = torch.stack(
+        (
+            real_NAR * cos_N1R - imaginary_NAR * sin_N1R,
+            real_NAR * sin_N1R + imaginary_NAR * cos_N1R,
+        ),
+        -1,
+    )
+    return turned.flatten(-2).to(x_NAH.dtype)
 
 
 def _merged(x_ND: Tensor, grid: Grid, merge: tuple[int, int]) -> Tensor:

@@ -28,6 +28,8 @@ constexpr std::array kRules{
     Rule{"*", ScalarType::Float8_e5m2, 31, "FP8 is storage only below MP31"},
     Rule{"_scaled_mm", ScalarType::Undefined, 31, "needs MP31"},
     Rule{"_int_mm", ScalarType::Undefined, kAlways, "not among the operators of 2.7.1"},
+    Rule{"*", ScalarType::ComplexFloat, kAlways, "nobody has listed complex operators"},
+    Rule{"*", ScalarType::ComplexDouble, kAlways, "nobody has listed complex operators"},
     Rule{"sum", ScalarType::Byte, 31, "#86"},
     Rule{"prod", ScalarType::Bool, 22, "#42"},
 };
