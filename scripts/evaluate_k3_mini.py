@@ -1,6 +1,7 @@
 """Judges a running k3-mini by what it answers: held-out questions, greedy, through its service.
 
 Usage: python scripts/evaluate_k3_mini.py http://127.0.0.1:8000 [--count 100] [--lists 256 1024]
+           [--list-count 100] [--digits 397] [--at-once 8] [--json]
 Needs scikit-learn for the drawings. Prints shares of right answers by task, with and without
 thinking, as a table and with --json as one line.
 """
@@ -22,25 +23,29 @@ from firstlight.training.recipes.k3_mini import held_out
 from firstlight.training.recipes.k3_mini.conversations import Conversation
 
 MAX_TOKENS = 64
-AT_ONCE = 8
+PATIENCE = 3600.0  # seconds an answer may take: lists of 65,536 tokens wait for each other
 
 
 class Questions(NamedTuple):
-    """How much is asked: drawings of digits, questions of each other kind, sizes of lists."""
+    """How much is asked: drawings of digits, questions of each other kind, sizes of lists and how
+    many lists of each; `at_once` requests at the same time.
+    """
 
     digits: int
     count: int
     lists: Sequence[int]
+    list_count: int
+    at_once: int
 
 
 def conversations(asked: Questions, *, thinking: bool) -> Iterator[Conversation]:
     """Everything k3-mini is asked, in one mode."""
-    count, lists = asked.count, asked.lists
+    count = asked.count
     yield from islice(held_out.digits(thinking=thinking), asked.digits)
     yield from held_out.shapes(count, thinking=thinking)
     yield from held_out.texts(count, thinking=thinking)
-    for tokens in lists:
-        yield from held_out.lists(tokens, count, thinking=thinking)
+    for tokens in asked.lists:
+        yield from held_out.lists(tokens, asked.list_count, thinking=thinking)
 
 
 def requests_of(talk: Conversation, model: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -110,8 +115,8 @@ async def judge(client: httpx.AsyncClient, model: str, talk: Conversation) -> bo
 async def evaluate(url: str, asked: Questions) -> dict[str, dict[str, Any]]:
     """Returns for each task and mode how many were right of how many."""
     totals: dict[str, dict[str, Any]] = {}
-    gate = asyncio.Semaphore(AT_ONCE)
-    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as client:
+    gate = asyncio.Semaphore(asked.at_once)
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
 
         async def one(name: str, talk: Conversation) -> None:
@@ -137,11 +142,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100, help="questions of each kind")
     parser.add_argument("--digits", type=int, default=397, help="drawings of digits")
     parser.add_argument("--lists", type=int, nargs="*", default=[256, 1024])
+    parser.add_argument("--list-count", type=int, help="lists of each size; else --count")
+    parser.add_argument("--at-once", type=int, default=8, help="requests at the same time")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    totals = asyncio.run(
-        evaluate(given.url.removesuffix("/v1"), Questions(given.digits, given.count, given.lists))
-    )
+    lists = given.count if given.list_count is None else given.list_count
+    asked = Questions(given.digits, given.count, given.lists, lists, given.at_once)
+    totals = asyncio.run(evaluate(given.url.removesuffix("/v1"), asked))
     if given.json:
         print(json.dumps(totals, sort_keys=True))
         return

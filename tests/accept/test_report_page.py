@@ -63,7 +63,7 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 def report_of(*answers: dict[str, Any], **serve: Any) -> Report:
     sections = (Section("smoke: answers", checks=(Check("digits", "fail", EVIL, "look"),)),)
-    layers = (Check("inspect", "ok", "1 checks hold"), Check("serve", "fail", EVIL, "fix it"))
+    layers = (Check("inspect", "ok", "1 check holds"), Check("serve", "fail", EVIL, "fix it"))
     data = {"smoke": {"answers": list(answers)}, "serve": serve}
     return Report("firstlight up", sections, layers, data)
 

@@ -1,15 +1,16 @@
 """A service in front of a real one that passes everything on, altered in one way.
 
-Knows the protocol's JSON and nothing of models: what it alters is what broken services show.
+Knows the protocol's JSON and nothing of models: what it alters is what broken services show. What
+the real one answered may be kept, so that the same requests cost it nothing under the next fault.
 """
 
 import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, NamedTuple
 
 import httpx
 import uvicorn
@@ -17,6 +18,18 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 Json = dict[str, Any]
+_STREAM = "text/event-stream"
+
+
+class Kept(NamedTuple):
+    """One answer of the real service, whole: a stream as its lines."""
+
+    status: int
+    kind: str
+    lines: list[str]
+
+
+Answers = dict[tuple[str, bytes], Kept]
 
 
 def _parts(answer: Json) -> list[Json]:
@@ -79,14 +92,49 @@ ANSWERS: dict[str, Callable[[Json, Json], Json]] = {
 REQUESTS: dict[str, Callable[[Json], Json]] = {"blind": _without_images}
 
 
-def _application(url: str, fault: str) -> FastAPI:
+class _Upstream:
+    """The real service, with what it answered to requests so far."""
+
+    def __init__(self, url: str, kept: Answers) -> None:
+        self.client = httpx.AsyncClient(base_url=url, trust_env=False, timeout=120)
+        self._kept = kept
+
+    async def ask(self, path: str, content: bytes) -> tuple[int, str, AsyncGenerator[str, None]]:
+        """Status, kind and lines of the answer to a request."""
+        if found := self._kept.get((path, content)):
+            return found.status, found.kind, _each(found.lines)
+        sent = self.client.build_request("POST", f"/{path}", content=content, headers=_JSON)
+        answer = await self.client.send(sent, stream=True)
+        kind = answer.headers["content-type"].partition(";")[0]
+        return answer.status_code, kind, self._keeping((path, content), answer, kind)
+
+    async def _keeping(
+        self, key: tuple[str, bytes], answer: httpx.Response, kind: str
+    ) -> AsyncGenerator[str, None]:
+        """The lines as they come; they are kept when all came."""
+        lines: list[str] = []
+        try:
+            async for line in answer.aiter_lines():
+                lines.append(line)
+                yield line
+        finally:
+            await answer.aclose()
+        self._kept[key] = Kept(answer.status_code, kind, lines)
+
+
+async def _each(lines: list[str]) -> AsyncGenerator[str, None]:
+    for line in lines:
+        yield line
+
+
+def _application(url: str, fault: str, kept: Answers) -> FastAPI:
     app = FastAPI()
-    client = httpx.AsyncClient(base_url=url, trust_env=False, timeout=120)
+    upstream = _Upstream(url, kept)
     alter = ANSWERS.get(fault, lambda body, answer: answer)
 
     @app.get("/{path:path}")
     async def get(path: str) -> Response:
-        answer = await client.get(f"/{path}")
+        answer = await upstream.client.get(f"/{path}")
         return Response(answer.content, answer.status_code, media_type="application/json")
 
     @app.post("/{path:path}")
@@ -101,23 +149,20 @@ def _application(url: str, fault: str) -> FastAPI:
             return Response(json.dumps({"error": error}), 400, media_type="application/json")
         if fault in REQUESTS:
             content = json.dumps(REQUESTS[fault](body)).encode()
-        sent = client.build_request("POST", f"/{path}", content=content, headers=_JSON)
-        answer = await client.send(sent, stream=True)
-        if answer.headers["content-type"].startswith("text/event-stream"):
-            return StreamingResponse(events(answer, body), media_type="text/event-stream")
-        whole = await answer.aread()
-        if answer.status_code == 200:
-            whole = json.dumps(alter(body, json.loads(whole))).encode()
-        return Response(whole, answer.status_code, media_type="application/json")
+        status, kind, lines = await upstream.ask(path, content)
+        if kind == _STREAM:
+            return StreamingResponse(events(lines, body), media_type=_STREAM)
+        whole = "\n".join([line async for line in lines])
+        if status == 200:
+            whole = json.dumps(alter(body, json.loads(whole)))
+        return Response(whole, status, media_type="application/json")
 
-    async def events(answer: httpx.Response, body: Json) -> AsyncIterator[str]:
-        try:
-            async for line in answer.aiter_lines():
+    async def events(lines: AsyncGenerator[str, None], body: Json) -> AsyncGenerator[str, None]:
+        async with aclosing(lines):
+            async for line in lines:
                 if line.startswith("data: {"):
                     line = "data: " + json.dumps(alter(body, json.loads(line[6:])))
                 yield line + "\n"
-        finally:
-            await answer.aclose()
 
     return app
 
@@ -126,11 +171,13 @@ _JSON = {"Content-Type": "application/json"}
 
 
 @contextmanager
-def altered(url: str, fault: str) -> Iterator[str]:
-    """Gives the address of a service like the one at `url`, with a fault."""
+def altered(url: str, fault: str, kept: Answers) -> Iterator[str]:
+    """Gives the address of a service like the one at `url`, with a fault. `kept` holds its answers,
+    is filled here, and may be given again.
+    """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(_application(url, fault), log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(_application(url, fault, kept), log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20

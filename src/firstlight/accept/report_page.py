@@ -21,6 +21,7 @@ from firstlight.units import format_bytes
 
 _TEMPLATE = "report_page.html.jinja"
 _LONGEST_PROMPT = 400
+_LONG_PROMPT_LINES = 8  # prompts of more lines are shown in two columns
 CHART_WIDTH, ROW_HEIGHT, LABEL_WIDTH = 900, 20, 300
 
 
@@ -89,6 +90,7 @@ def render_page(report: Report) -> str:
         exchanges=_exchanges(smoke.get("answers") or ()),
         phases=_phases((serve.get("startup") or {}).get("phases") or ()),
         memory=_memory(serve.get("memory") or ()),
+        long_prompt_lines=_LONG_PROMPT_LINES,
         row_height=ROW_HEIGHT,
         label_width=LABEL_WIDTH,
         chart_width=CHART_WIDTH,

@@ -232,4 +232,5 @@ def _titled(layer: str, report: Report) -> list[Section]:
 def _summary(report: Report) -> str:
     counts = len(report.all_checks)
     warned = sum(check.status == "warn" for check in report.all_checks)
-    return f"{counts} checks hold" + (f", {warned} with a warning" if warned else "")
+    held = "1 check holds" if counts == 1 else f"{counts} checks hold"
+    return held + (f", {warned} with a warning" if warned else "")
