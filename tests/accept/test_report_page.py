@@ -84,6 +84,14 @@ def test_pictures_answers_thoughts_and_calls_are_shown() -> None:
     assert "not shown" not in page.text
 
 
+def test_what_a_user_asked_is_shown_without_a_verdict() -> None:
+    asked = {"prompt": "Add:\n7+5", "text": "12", "reasoning": "sum", "calls": []}
+    report = Report("firstlight up", data={"ask": {"answers": [asked]}})
+    page = Page(render_page(report))
+    assert "7+5" in page.text and "reasoning: sum" in page.text
+    assert not [word for word in ("right", "wrong", "undecided") if word in page.text]
+
+
 def test_nothing_comes_from_outside_and_nothing_is_run() -> None:
     text = render_page(report_of(answer(prompt=EVIL, text=EVIL, reasoning=EVIL)))
     page = Page(text)

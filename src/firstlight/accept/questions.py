@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import httpx
 
@@ -26,6 +27,7 @@ def ask_questions(base_url: str, questions: Sequence[str], num_tokens: int) -> R
 async def _ask_all(base_url: str, questions: Sequence[str], num_tokens: int) -> Report:
     lines: list[str] = []
     checks: list[Check] = []
+    answers: list[dict[str, Any]] = []
     async with Endpoint(base_url).open() as client:
         for question in questions:
             try:
@@ -36,8 +38,9 @@ async def _ask_all(base_url: str, questions: Sequence[str], num_tokens: int) -> 
                 continue
             lines += _lines(question, reply)
             checks.append(_judge(question, reply))
+            answers.append(_row(question, reply))
     section = Section("questions and answers", tuple(lines))
-    return Report("ask", (section,) if lines else (), tuple(checks))
+    return Report("ask", (section,) if lines else (), tuple(checks), {"answers": answers})
 
 
 async def _ask(client: httpx.AsyncClient, question: str, num_tokens: int) -> Reply:
@@ -50,6 +53,12 @@ def _lines(question: str, reply: Reply) -> Iterator[str]:
     if reply.reasoning:
         yield f"   reasoning: {reply.reasoning}"
     yield f"A: {reply.text}"
+
+
+def _row(question: str, reply: Reply) -> dict[str, Any]:
+    """The exchange as plain values, like those of smoke but for a verdict."""
+    calls = [dict(call) for call in reply.calls]
+    return {"prompt": question, "text": reply.text, "reasoning": reply.reasoning, "calls": calls}
 
 
 def _judge(question: str, reply: Reply) -> Check:

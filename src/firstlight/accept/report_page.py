@@ -39,7 +39,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One question with its pictures (data URLs) and what came back."""
+    """One question with its pictures (data URLs) and what came back; `verdict` is empty where no
+    right answer is known.
+    """
 
     prompt: str
     pictures: tuple[str, ...]
@@ -85,9 +87,13 @@ def render_page(report: Report) -> str:
     environment.filters["cell"] = format_cell
     serve = report.data.get("serve") or {}
     smoke = report.data.get("smoke") or {}
+    asked = report.data.get("ask") or {}
     return environment.from_string(source).render(
         report=report,
-        exchanges=_exchanges(smoke.get("answers") or ()),
+        exchanges=[
+            *_exchanges(smoke.get("answers") or ()),
+            *(_exchange(row) for row in asked.get("answers") or ()),
+        ],
         phases=_phases((serve.get("startup") or {}).get("phases") or ()),
         memory=_memory(serve.get("memory") or ()),
         long_prompt_lines=_LONG_PROMPT_LINES,
@@ -110,12 +116,12 @@ def _exchange(row: Mapping[str, Any]) -> Exchange:
         prompt = f"{prompt[:half]}\n[{len(prompt) - 2 * half} characters]\n{prompt[-half:]}"
     return Exchange(
         prompt,
-        tuple(picture_url(name) for name in row["images"]),
-        row["tool_result"],
+        tuple(picture_url(name) for name in row.get("images", ())),
+        row.get("tool_result", ""),
         row["reasoning"],
         tuple(f"{call['name']}({call['arguments']})" for call in row["calls"]),
         row["text"],
-        {True: "ok", False: "fail", None: "unknown"}[row["right"]],
+        {True: "ok", False: "fail", None: "unknown", "": ""}[row.get("right", "")],
     )
 
 
