@@ -302,7 +302,7 @@ def test_a_disk_that_fills_up_meanwhile_loses_no_finished_unit(tmp_path, small_d
                     file.write(bytes(4096))
 
     with pytest.raises(EnvironmentProblem, match=r"no room to .*finished units are kept"):
-        shard(tmp_path / "hf", small_disk / "store", ShardOptions(progress=fill))
+        shard(tmp_path / "hf", small_disk / "store", ShardOptions(progress=fill, threads=1))
     hog.unlink()
     report = shard(tmp_path / "hf", small_disk / "store")
     assert report.resumed_units >= 2

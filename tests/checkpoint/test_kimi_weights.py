@@ -199,7 +199,7 @@ def test_a_conversion_killed_among_experts_resumes_to_the_same_bytes(tmp_path):
             raise _Stop
 
     with pytest.raises(_Stop):
-        shard(MINIATURE, tmp_path / "cut", ShardOptions(progress=stop_in_layer_4))
+        shard(MINIATURE, tmp_path / "cut", ShardOptions(progress=stop_in_layer_4, threads=1))
     report = shard(MINIATURE, tmp_path / "cut")
     shard(MINIATURE, tmp_path / "whole")
     assert report.resumed_units == 5

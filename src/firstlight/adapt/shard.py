@@ -3,15 +3,13 @@
 Knows no device and no layout; one store serves them all.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import torch
-from blake3 import blake3
 
 from firstlight.adapt.precision import PrecisionMeter
 from firstlight.adapt.shard_files import (
@@ -19,21 +17,16 @@ from firstlight.adapt.shard_files import (
     copy_model_files,
     digest_files,
 )
-from firstlight.adapt.shard_plan import UNUSED_UNIT, ShardPlan, make_manifest, plan_shard
-from firstlight.adapt.shard_tiles import Tile, granule_rows, read_tile, stored_values, tiles_of
+from firstlight.adapt.shard_pass import UnitPasses
+from firstlight.adapt.shard_plan import ShardPlan, make_manifest, plan_shard
 from firstlight.checkpoint.dequantised import dequantised
 from firstlight.checkpoint.findings import refuse_errors
 from firstlight.checkpoint.names import prove_tied
-from firstlight.checkpoint.positioned_io import explained, write_whole
+from firstlight.checkpoint.positioned_io import write_whole
 from firstlight.checkpoint.progress import Progress, silent
 from firstlight.checkpoint.reader import open_checkpoint
 from firstlight.checkpoint.store import Manifest, PrecisionRecord, read_manifest
-from firstlight.checkpoint.store_layout import (
-    BlockRecord,
-    GranuleKey,
-    UnitRecord,
-    payload_bytes,
-)
+from firstlight.checkpoint.store_layout import UnitRecord, payload_bytes
 from firstlight.checkpoint.store_names import (
     ANSWERS_FOLDER,
     COMPLETE_NAME,
@@ -42,7 +35,7 @@ from firstlight.checkpoint.store_names import (
     is_store,
 )
 from firstlight.checkpoint.tensor_info import Checkpoint
-from firstlight.checkpoint.writer import StoreWriter, UnitWriter, forget_notes
+from firstlight.checkpoint.writer import StoreWriter, forget_notes, sole_writer
 from firstlight.errors import StoreError, UsageError
 from firstlight.models.spec import read_model_spec
 from firstlight.sharding.codecs import find_codec
@@ -78,12 +71,14 @@ class ShardReport:
 class ShardOptions:
     """`dtype` is a codec name. `export_tokenizer(gguf, folder)` writes the tokenizer of a GGUF
     source. A `budget` above 0 keeps the layers that quantising hurts most, measured on the token
-    ids of `samples`: it is the share of the saved bytes that may be given up for them."""
+    ids of `samples`: it is the share of the saved bytes that may be given up for them. `threads`
+    units are converted at the same time, 0 is as many as help."""
 
     dtype: str = "keep"
     budget: float = 0.0
     samples: Mapping[str, Sequence[int]] = field(default_factory=dict)
     hook: UnitHook | None = None
+    threads: int = 0
     export_tokenizer: TokenizerExport | None = None
     progress: Progress = silent
 
@@ -106,10 +101,14 @@ def shard(source: Path, target: Path, options: ShardOptions | None = None) -> Sh
         if finished is not None:
             return ShardReport(target, finished, len(finished.units), already_complete=True)
         refuse_errors(prove_tied(checkpoint, plan.report), str(source))
-        if _budget(options):
-            precision = _choose_precision(checkpoint, target, plan, options)
-            plan = plan_shard(checkpoint, dtype=options.dtype, precision=precision)
-        return _write_store(checkpoint, target, plan, options)
+        with sole_writer(target) as writer:
+            finished = _finished_store(target, plan, _budget(options))
+            if finished is not None:  # by another run, since the first look
+                return ShardReport(target, finished, len(finished.units), already_complete=True)
+            if _budget(options):
+                precision = _choose_precision(checkpoint, target, plan, options)
+                plan = plan_shard(checkpoint, dtype=options.dtype, precision=precision)
+            return _write_store(checkpoint, writer, plan, options)
     finally:
         published.close()
 
@@ -137,15 +136,20 @@ def _choose_precision(
         if known.asked == asked:
             return known.record
     meter = PrecisionMeter(plan.spec, find_codec(options.dtype), options.samples)
-    exact = plan_shard(checkpoint)
-    total = sum(payload_bytes(unit) for unit in exact.units)
-    run = _Run(checkpoint, replace(options, hook=meter), total, phase="measure")
-    for unit in exact.units:
-        if unit.name == "embed" or unit.name.startswith("layer-"):
-            _pass_unit(run, unit, None)
+    units = [
+        unit
+        for unit in plan_shard(checkpoint).units
+        if unit.name == "embed" or unit.name.startswith("layer-")
+    ]
+    counted = _Counted(options.progress, "measure", units)
+    passes = UnitPasses(checkpoint, counted, on_unit=meter.on_unit, threads=options.threads)
+
+    def measure(number: int, unit: UnitRecord) -> UnitRecord:
+        passes.read(number, unit, None)
+        return unit
+
+    passes.run(units, measure)
     record = meter.choose(options.budget)
-    with explained(notes, 0, "create"):
-        notes.parent.mkdir(parents=True, exist_ok=True)
     write_whole(notes, msgspec.json.encode(_Measured(asked, record)))
     return record
 
@@ -182,111 +186,66 @@ def _finished_store(target: Path, plan: ShardPlan, budget: float) -> Manifest | 
     return manifest
 
 
-ByteSink = Callable[[memoryview], object]
+class _Counted:
+    """Tells a progress callback how far all units are."""
 
+    def __init__(self, progress: Progress, phase: str, units: Iterable[UnitRecord]) -> None:
+        self._progress, self._phase = progress, phase
+        self._done, self._total = 0, sum(payload_bytes(unit) for unit in units)
 
-@dataclass
-class _Run:
-    """What one conversion carries along."""
-
-    checkpoint: Checkpoint
-    options: ShardOptions
-    total: int
-    done: int = 0
-    phase: str = "shard"
-    records: list[UnitRecord] = field(default_factory=list)
-
-    def advance(self, num_bytes: int, unit: str) -> None:
-        self.done += num_bytes
-        self.options.progress(self.phase, self.done, self.total, unit)
+    def __call__(self, num_bytes: int, unit: str) -> None:
+        self._done += num_bytes
+        self._progress(self._phase, self._done, self._total, unit)
 
 
 def _write_store(
-    checkpoint: Checkpoint, target: Path, plan: ShardPlan, options: ShardOptions
+    checkpoint: Checkpoint, writer: StoreWriter, plan: ShardPlan, options: ShardOptions
 ) -> ShardReport:
-    writer = StoreWriter(target, dict(plan.request))
+    writer.claim(dict(plan.request))
+    target, hook = writer.path, options.hook
     needed, free = writer.check_space(list(plan.units))
-    run = _Run(checkpoint, options, sum(payload_bytes(unit) for unit in plan.units))
-    resumed = 0
-    for unit in plan.units:
-        record = writer.finished(unit)
+    finished = {unit.name: writer.finished(unit) for unit in plan.units}
+    passes = UnitPasses(
+        checkpoint,
+        _Counted(options.progress, "shard", plan.units),
+        on_unit=hook.on_unit if hook is not None else None,
+        threads=options.threads,
+    )
+
+    def convert(number: int, unit: UnitRecord) -> UnitRecord:
+        record = finished[unit.name]
         if record is None:
-            record = _write_unit(run, writer, unit)
+            return _write_unit(passes, writer, number, unit)
+        if hook is not None:
+            passes.read(number, unit, None)
         else:
-            resumed += 1
-            if options.hook is not None and unit.name != UNUSED_UNIT:
-                _pass_unit(run, unit, None)
-            else:
-                run.advance(payload_bytes(unit), unit.name)
-        run.records.append(record)
+            passes.skip(number, unit)
+        return record
+
+    records = passes.run(plan.units, convert)
     files = copy_model_files(checkpoint, target / MODEL_FOLDER, options.export_tokenizer)
-    if options.hook is not None:
-        options.hook.finish(target)
+    if hook is not None:
+        hook.finish(target)
     manifest = make_manifest(
         checkpoint,
         plan,
-        units=run.records,
+        units=records,
         files=files,
         answers=digest_files(target / ANSWERS_FOLDER),
     )
     writer.complete(manifest)
+    resumed = sum(record is not None for record in finished.values())
     return ShardReport(target, manifest, resumed, needed, free)
 
 
-def _write_unit(run: _Run, writer: StoreWriter, unit: UnitRecord) -> UnitRecord:
+def _write_unit(
+    passes: UnitPasses, writer: StoreWriter, number: int, unit: UnitRecord
+) -> UnitRecord:
     output = writer.begin(unit)
     try:
-        digest = _pass_unit(run, unit, output)
-        record = output.finish(digest)
+        record = output.finish(passes.read(number, unit, output))
     except BaseException:
         output.abandon()
         raise
     writer.remember(record)
     return record
-
-
-def _pass_unit(run: _Run, unit: UnitRecord, output: UnitWriter | None) -> str:
-    """Reads a unit's tensors once: into the store, into the digest returned, and to the hook."""
-    hasher = blake3()
-    hook = run.options.hook if unit.name != UNUSED_UNIT else None
-    held: dict[str, list[torch.Tensor]] = {}
-    stacked: set[str] = set()
-    for index, block in enumerate(unit.blocks):
-        for expert, number in product(range(block.count), range(len(block.parts))):
-            part, tiles = block.parts[number], []
-            for tile, values in _read_part(run, block, number, expert, hasher.update):
-                rows = granule_rows(block, part, tile, values)
-                if output is not None:
-                    key = GranuleKey(index, expert, tile.granule)
-                    output.write(key, part=number, first_byte=tile.first_byte, rows=rows)
-                run.advance(rows.nbytes, unit.name)
-                if hook is not None and not part.unused:
-                    coded = find_codec(part.codec).quantised
-                    tiles.append(stored_values(block, part, rows) if coded else values)
-            if tiles:
-                name = _own_name(block, number, expert)
-                held.setdefault(name, []).append(torch.cat(tiles).view(part.shape))
-                if block.experts and name == part.name:
-                    stacked.add(name)
-    if hook is not None:
-        whole = {n: torch.stack(t) if n in stacked else t[0] for n, t in held.items()}
-        hook.on_unit(unit.name, whole)
-    return hasher.hexdigest()
-
-
-def _read_part(
-    run: _Run,
-    block: BlockRecord,
-    number: int,
-    expert: int,
-    on_bytes: ByteSink,
-) -> Iterator[tuple[Tile, torch.Tensor]]:
-    part = block.parts[number]
-    for tile in tiles_of(block, part):
-        source = part.sources[expert]
-        yield tile, read_tile(run.checkpoint, part, tile, source=source, on_bytes=on_bytes)
-
-
-def _own_name(block: BlockRecord, number: int, expert: int) -> str:
-    name = block.parts[number].name
-    return name.replace("*", str(block.experts[expert])) if block.experts else name

@@ -18,8 +18,11 @@ from firstlight.checkpoint.torch_types import TORCH_TYPES, as_array, as_tensor, 
 from firstlight.errors import TensorError
 from firstlight.sharding.codecs import dtype_bytes, find_codec
 
-TILE_BYTES = 64 * 2**20
+TILE_BYTES = 8 * 2**20
 _ROW_STEP = 8  # rows of a tile inside a granule: keeps every tile a multiple of 8 bytes
+
+
+_BYTES_TO_CODE = 24  # of a value while its matrix is coded, most of them float32
 
 
 class Tile(NamedTuple):
@@ -67,6 +70,14 @@ def _inside_granules(
         end = min(rows, first + per_granule)
         for start in range(first, end, step):
             yield Tile(start, min(end, start + step), granule, 1, (start - first) * row_bytes)
+
+
+def work_bytes(part: PartRecord, tile: Tile) -> int:
+    """Returns about how much memory a tile takes on its way: read, cut, summed, or coded."""
+    values = (tile.stop - tile.start) * prod(part.shape[1:])
+    if find_codec(part.codec).quantised:
+        return values * _BYTES_TO_CODE
+    return values * 4 * max(dtype_bytes(part.dtype), dtype_bytes(part.source_dtype))
 
 
 def read_tile(

@@ -16,8 +16,8 @@ from firstlight.checkpoint.store_layout import UnitRecord, granule_total
 from firstlight.checkpoint.store_names import (
     COMPLETE_NAME,
     MANIFEST_NAME,
-    PARTIAL_FOLDER,
     UNITS_FOLDER,
+    refuse_unfinished,
 )
 from firstlight.errors import DigestMismatch, StoreError
 from firstlight.units import format_count
@@ -139,15 +139,8 @@ def read_manifest(path: Path) -> Manifest:
     """
     if not path.is_dir():
         raise StoreError(f"{path}: no such directory")
+    refuse_unfinished(path)
     complete, file = path / COMPLETE_NAME, path / MANIFEST_NAME
-    if not complete.is_file():
-        unfinished = (path / PARTIAL_FOLDER).is_dir() or file.is_file()
-        hint = (
-            "an unfinished store; run `firstlight shard` again to finish it"
-            if unfinished
-            else "not a store; make one with `firstlight shard`"
-        )
-        raise StoreError(f"{path}: has no {COMPLETE_NAME}, so it is {hint}")
     try:
         raw, stated = file.read_bytes(), complete.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -3,8 +3,12 @@
 Every file appears whole or not at all: a kill leaves either no unit or a finished one.
 """
 
+import fcntl
 import os
+import platform
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -43,7 +47,7 @@ from firstlight.checkpoint.tensor_info import Array
 from firstlight.errors import EnvironmentProblem, StoreError
 from firstlight.units import format_bytes
 
-_REQUEST_NAME = "request.json"
+_REQUEST_NAME, _LOCK_NAME = "request.json", "lock"
 
 
 class UnitWriter:
@@ -112,20 +116,54 @@ class UnitWriter:
         (self._folder / f"{self._unit.name}.bin.partial").unlink(missing_ok=True)
 
 
-class StoreWriter:
-    """Writes a store directory unit by unit and remembers, on disk, which units are done."""
+@contextmanager
+def sole_writer(path: Path) -> Iterator["StoreWriter"]:
+    """Gives the writer of a store directory, which is made if absent, to one process at a time.
 
-    def __init__(self, path: Path, request: dict[str, str]) -> None:
-        """`request` says what is being made; a directory begun for another request is refused."""
+    Raises StoreError naming the process that has it. A process that dies gives it back.
+    """
+    folder = path / PARTIAL_FOLDER
+    with explained(path, 0, "create"):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        _lock(path, descriptor)
+        yield StoreWriter(path)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        owner = os.pread(descriptor, 200, 0).decode("utf-8", errors="replace").strip()
+        raise StoreError(
+            f"{path}: another `firstlight shard` ({owner or 'still starting'}) is writing there; "
+            "let it finish or stop it, or choose another directory"
+        ) from error
+    except OSError:
+        return  # a file system without locks: units and notes still appear whole or not at all
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
+
+
+class StoreWriter:
+    """Writes a store directory unit by unit and remembers, on disk, which units are done.
+
+    Different units may be written by different threads at the same time.
+    """
+
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._partial = path / PARTIAL_FOLDER
         self._units = path / UNITS_FOLDER
         with explained(path, 0, "create"):
             self._units.mkdir(parents=True, exist_ok=True)
             self._partial.mkdir(exist_ok=True)
-        self._claim(request)
 
-    def _claim(self, request: dict[str, str]) -> None:
+    def claim(self, request: dict[str, str]) -> None:
+        """Notes what is being made. Raises StoreError in a directory begun for another request."""
         file = self._partial / _REQUEST_NAME
         encoded = msgspec.json.encode(request, order="sorted")
         if not file.exists():

@@ -5,7 +5,7 @@ it.
 from pathlib import Path
 
 from firstlight.checkpoint.json_file import read_json
-from firstlight.checkpoint.store_names import MODEL_FOLDER, is_store
+from firstlight.checkpoint.store_names import MODEL_FOLDER, is_store, refuse_unfinished
 from firstlight.errors import BadInput
 from firstlight.models.spec import ModelSpec, read_model_spec
 
@@ -18,6 +18,7 @@ def read_spec(path: Path) -> ModelSpec:
     if not path.exists():
         raise BadInput(f"{path}: no such file or directory")
     if is_store(path):
+        refuse_unfinished(path)
         return read_model_spec(read_json(path / MODEL_FOLDER / "config.json"))
     if path.is_dir() and (path / "config.json").exists():
         return read_model_spec(read_json(path / "config.json"))
