@@ -214,7 +214,7 @@ class _Watch:
             return alerted
         with shared.changed:
             running = sorted(shared.running.values(), key=lambda job: (str(job.file), job.offset))
-            text = _stalled(running, idle, self.who)
+            text = stalled(running, idle, self.who)
             if idle >= self.patience.stall_seconds:
                 shared.error = shared.error or EnvironmentProblem(text)
                 raise shared.error
@@ -223,7 +223,8 @@ class _Watch:
         return True
 
 
-def _stalled(running: Sequence[Job], idle: float, who: str) -> str:
+def stalled(running: Sequence[Job], idle: float, who: str) -> str:
+    """Says what is waited for, for how many seconds already, and by whom."""
     reads = "; ".join(
         f"{job.file} at byte {format_count(job.offset)} ({format_bytes(job.num_bytes)}, {job.unit})"
         for job in running

@@ -76,10 +76,14 @@ class DenseExperts(nn.Module):
         self.activation = shape.activation
         self.kernels = kernels
 
-    def forward(self, x_TL: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """Returns this module's part of each token's weighted sum, [T, L]."""
+    def forward(self, x_TL: Tensor, ids_TK: Tensor, weights_TK: Tensor, *slots: Tensor) -> Tensor:
+        """Returns this module's part of each token's weighted sum, [T, L].
+
+        `slots` are the kernel's: where the matrices of each expert stand when they are not all
+        here, and the sum so far.
+        """
         out: Tensor = self.kernels.experts(
-            x_TL, ids_TK, weights_TK, self.w1, self.w3, self.w2, self.first, self.activation
+            x_TL, ids_TK, weights_TK, self.w1, self.w3, self.w2, self.first, self.activation, *slots
         )
         return out
 
@@ -109,11 +113,11 @@ class Mxfp4Experts(nn.Module):
         """Returns `w1`, `w2` or `w3` of all experts at hand."""
         return Mxfp4(self.get_parameter(f"{name}_packed"), self.get_parameter(f"{name}_scale"))
 
-    def forward(self, x_TL: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """Returns this module's part of each token's weighted sum, [T, L]."""
+    def forward(self, x_TL: Tensor, ids_TK: Tensor, weights_TK: Tensor, *slots: Tensor) -> Tensor:
+        """Returns this module's part of each token's weighted sum, [T, L]; `slots` as above."""
         one, three, two = self.matrix("w1"), self.matrix("w3"), self.matrix("w2")
         out: Tensor = self.kernels.experts_mxfp4(
-            x_TL, ids_TK, weights_TK, one, three, two, self.first, self.activation
+            x_TL, ids_TK, weights_TK, one, three, two, self.first, self.activation, *slots
         )
         return out
 

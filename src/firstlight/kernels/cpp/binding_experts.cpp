@@ -43,8 +43,18 @@ GatedActivation activation_of(PyObject* handle) {
   return activation;
 }
 
-// experts_mxfp4(x, ids, weights, w1, w3, w2, first, activation)
-PyObject* run_experts_mxfp4(Arguments arguments, Py_ssize_t, const Machine& machine) {
+// How many experts are numbered, and where their matrices stand when that is told.
+void set_slots(ExpertsCall& call, PyObject* object) {
+  call.experts = call.w1.experts;
+  if (object == nullptr || is_none(object)) return;
+  const at::Tensor& slots = dense_of(object, 1, at::kLong);
+  call.experts = slots.size(0);
+  call.slots = slots.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < call.experts; ++i) require(call.slots[i] < call.w1.experts);
+}
+
+// experts_mxfp4(x, ids, weights, w1, w3, w2, first, activation, slots=None, total=None)
+PyObject* run_experts_mxfp4(Arguments arguments, Py_ssize_t count, const Machine& machine) {
   const at::Tensor& x = dense_of(arguments[0], 2);
   const at::Tensor& ids = dense_of(arguments[1], 2, at::kLong);
   const at::Tensor& shares = dense_of(arguments[2], 2);
@@ -59,6 +69,12 @@ PyObject* run_experts_mxfp4(Arguments arguments, Py_ssize_t, const Machine& mach
           call.w3.columns == x.size(1) && call.w3.rows == call.w1.rows &&
           call.w2.columns == call.w1.rows);
   require(call.w3.experts == call.w1.experts && call.w2.experts == call.w1.experts);
+  set_slots(call, count > 8 ? arguments[8] : nullptr);
+  if (count > 9 && !is_none(arguments[9])) {
+    const at::Tensor& total = dense_of(arguments[9], 2);
+    require(total.sizes() == x.sizes());
+    call.total = floats(total);
+  }
   at::Tensor out = at::empty(x.sizes(), x.options());
   call.x = floats(x);
   call.ids = ids.const_data_ptr<std::int64_t>();
@@ -113,7 +129,7 @@ PyObject* run_residual_mix(Arguments arguments, Py_ssize_t, const Machine&) {
 }
 
 constexpr Operation kOperations[] = {
-    {"experts_mxfp4", 8, 8, run_experts_mxfp4},
+    {"experts_mxfp4", 8, 10, run_experts_mxfp4},
     {"gated_activation", 3, 3, run_gated_activation},
     {"residual_mix", 4, 4, run_residual_mix},
 };

@@ -23,11 +23,10 @@ struct Gathered {
   std::vector<std::int64_t> begins, tokens;
   std::vector<float> shares;
 
-  explicit Gathered(const ExpertsCall& call) : begins(call.w1.experts + 1) {
+  explicit Gathered(const ExpertsCall& call) : begins(call.experts + 1) {
     const std::int64_t places = call.tokens * call.chosen;
     const auto at_hand = [&](std::int64_t place) {
-      const std::int64_t expert = call.ids[place] - call.first;
-      return expert >= 0 && expert < call.w1.experts ? expert : -1;
+      return call.slot_of(call.ids[place]) < 0 ? -1 : call.ids[place] - call.first;
     };
     for (std::int64_t i = 0; i < places; ++i) {
       if (at_hand(i) >= 0) ++begins[at_hand(i) + 1];
@@ -47,11 +46,11 @@ struct Gathered {
 
 std::vector<ExpertJob> jobs_of(const ExpertsCall& call, const Gathered& gathered) {
   std::vector<ExpertJob> jobs;
-  for (std::int64_t expert = 0; expert < call.w1.experts; ++expert) {
+  for (std::int64_t expert = 0; expert < call.experts; ++expert) {
     const std::int64_t end = gathered.begins[expert + 1];
     for (std::int64_t at = gathered.begins[expert]; at < end; at += kMostTokens) {
       ExpertJob job;
-      job.expert = expert;
+      job.expert = call.slot_of(call.first + expert);
       job.count = std::min(kMostTokens, end - at);
       job.tokens = gathered.tokens.data() + at;
       job.shares = gathered.shares.data() + at;
@@ -94,7 +93,12 @@ void run_wave(const ExpertsCall& call, const ExpertJob* jobs, std::int64_t count
 }  // namespace
 
 void experts_mxfp4(const ExpertsCall& call) {
-  std::fill(call.out, call.out + call.tokens * call.inputs(), 0.0f);
+  const std::int64_t values = call.tokens * call.inputs();
+  if (call.total == nullptr) {
+    std::fill(call.out, call.out + values, 0.0f);
+  } else {
+    std::copy(call.total, call.total + values, call.out);
+  }
   const Gathered gathered(call);
   std::vector<ExpertJob> jobs = jobs_of(call, gathered);
   for (std::size_t begin = 0, end = 0; begin < jobs.size(); begin = end) {

@@ -25,7 +25,8 @@ struct Mxfp4Matrices {
   }
 };
 
-// out = sum over a token's chosen experts at hand of share * w2 act(w1 x, w3 x).
+// out = sum over a token's chosen experts at hand of share * w2 act(w1 x, w3 x), added to `total` if
+// there is one. Experts are summed in the order of their numbers, wherever their matrices stand.
 struct ExpertsCall {
   const float* x = nullptr;           // [tokens, inputs]
   const std::int64_t* ids = nullptr;  // [tokens, chosen], numbers of all experts
@@ -33,18 +34,26 @@ struct ExpertsCall {
   std::int64_t tokens = 0, chosen = 0;
   Mxfp4Matrices w1, w3, w2;           // [inner, inputs] twice, [inputs, inner]
   std::int64_t first = 0;             // number of the first expert at hand
+  std::int64_t experts = 0;           // how many follow it
+  const std::int64_t* slots = nullptr;  // [experts] where in w1 ... each stands, < 0: nowhere
+  const float* total = nullptr;       // [tokens, inputs]
   GatedActivation activation;
   float* out = nullptr;               // [tokens, inputs]
   bool tiles = false;
   int threads = 1;
 
+  // Where the matrices of an expert stand, by its number; negative for one that is not at hand.
+  std::int64_t slot_of(std::int64_t expert) const {
+    if (expert < first || expert >= first + experts) return -1;
+    return slots == nullptr ? expert - first : slots[expert - first];
+  }
   std::int64_t inputs() const { return w2.rows; }
   std::int64_t inner() const { return w1.rows; }
 };
 
 // Some tokens of one expert, and where their inputs and inner activations are prepared.
 struct ExpertJob {
-  std::int64_t expert = 0, count = 0;
+  std::int64_t expert = 0, count = 0;  // the expert by where it stands
   const std::int64_t* tokens = nullptr;
   const float* shares = nullptr;
   bool tiled = false;

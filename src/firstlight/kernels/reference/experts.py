@@ -2,12 +2,14 @@
 
 It knows no router and no rank: who holds which experts is told by the number of the first one.
 
-Shape letters: T tokens, K chosen experts a token, E experts at hand, L input width, F inner width.
+Shape letters: T tokens, K chosen experts a token, E experts in memory, N experts numbered, L input
+width, F inner width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,16 +40,22 @@ def experts(
     w2_ELF: Tensor,
     first: int,
     activation: Activation,
+    slots_N: Tensor | None = None,
+    total_TL: Tensor | None = None,
 ) -> Tensor:
     """Returns, for each token, the weighted sum of w2 act(w1 x, w3 x) over its chosen experts.
 
-    Experts outside [first, first + E) add nothing: another rank has them.
+    Experts outside [first, first + E) add nothing: another rank has them. With `slots_N` (int64)
+    the matrices of expert first + n stand at `slots_N[n]`, and those of a negative one nowhere.
+    Experts are added in the order of their numbers, to `total_TL` (in the wide dtype, which the
+    result then has too) where it is given: so a sum may be made in parts and stays the same.
     """
 
     def matrices(expert: int) -> tuple[Tensor, Tensor, Tensor]:
         return w1_EFL[expert], w3_EFL[expert], w2_ELF[expert]
 
-    return _by_expert(x_TL, ids_TK - first, weights_TK, (len(w1_EFL), matrices), activation)
+    held = _Held(_slots(slots_N, len(w1_EFL)), matrices)
+    return _by_expert(x_TL, ids_TK - first, weights_TK, held, activation, total_TL)
 
 
 def experts_mxfp4(
@@ -59,6 +67,8 @@ def experts_mxfp4(
     w2: Mxfp4,
     first: int,
     activation: Activation,
+    slots_N: Tensor | None = None,
+    total_TL: Tensor | None = None,
 ) -> Tensor:
     """The same for MXFP4 experts; one expert at a time is dequantised."""
 
@@ -68,21 +78,35 @@ def experts_mxfp4(
         )
         return one, three, two
 
-    return _by_expert(x_TL, ids_TK - first, weights_TK, (len(w1.packed), matrices), activation)
+    held = _Held(_slots(slots_N, len(w1.packed)), matrices)
+    return _by_expert(x_TL, ids_TK - first, weights_TK, held, activation, total_TL)
+
+
+class _Held(NamedTuple):
+    """Where the experts at hand stand, by number, and their matrices by where they stand."""
+
+    slots: dict[int, int]
+    matrices: Callable[[int], tuple[Tensor, Tensor, Tensor]]
+
+
+def _slots(slots_N: Tensor | None, num_experts: int) -> dict[int, int]:
+    if slots_N is None:
+        return {expert: expert for expert in range(num_experts)}
+    return {expert: slot for expert, slot in enumerate(slots_N.tolist()) if slot >= 0}
 
 
 def _by_expert(
     x_TL: Tensor,
     ids_TK: Tensor,
     weights_TK: Tensor,
-    held: tuple[int, Callable[[int], tuple[Tensor, Tensor, Tensor]]],
+    held: _Held,
     activation: Activation,
+    total_TL: Tensor | None,
 ) -> Tensor:
-    num_experts, matrices = held
-    out_TL = torch.zeros_like(wide(x_TL))
-    for expert in sorted(set(ids_TK.flatten().tolist()) & set(range(num_experts))):
+    out_TL = torch.zeros_like(wide(x_TL)) if total_TL is None else total_TL
+    for expert in sorted(set(ids_TK.flatten().tolist()) & set(held.slots)):
         tokens_M, places_M = (ids_TK == expert).nonzero(as_tuple=True)
-        w1_FL, w3_FL, w2_LF = matrices(expert)
+        w1_FL, w3_FL, w2_LF = held.matrices(held.slots[expert])
         rows_ML = x_TL[tokens_M]
         inner_MF = gated_activation(
             functional.linear(rows_ML, w1_FL), functional.linear(rows_ML, w3_FL), activation
@@ -90,4 +114,4 @@ def _by_expert(
         shares_M1 = weights_TK[tokens_M, places_M].unsqueeze(1)
         part_ML = wide(functional.linear(inner_MF, w2_LF)) * shares_M1
         out_TL = out_TL.index_add(0, tokens_M, part_ML)
-    return out_TL.to(x_TL.dtype)
+    return out_TL.to(x_TL.dtype) if total_TL is None else out_TL
