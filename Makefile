@@ -21,6 +21,8 @@ VENV ?= .venv
 VENV310 ?= .venv310
 DEMO_DIR ?= build/demo
 SMOLLM2_DIR ?= build/demo-smollm2
+# Test files are dealt to so many processes, one a core; JOBS=1 runs them one after another.
+JOBS ?= logical
 PROMPT ?=
 TP ?=
 BENCH ?=
@@ -33,6 +35,8 @@ INSTALLED310 := $(VENV310)/.installed
 BUNDLED := src/firstlight/data/k3_mini
 LOOKUP := zebra=412\napple=7\nriver=93\n\nWhat is "zebra"?
 KERNEL_SOURCES := $(wildcard src/firstlight/kernels/*.py src/firstlight/kernels/cpp/*)
+
+PYTEST = python -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
 .PHONY: demo demo-smollm2 test test-fast test-thorough test-py310 test-emulated check lint types architecture bench serve build clean
@@ -50,19 +54,19 @@ demo-smollm2: $(KERNELS)
 	    --profile smollm2-135m --ask "$(or $(PROMPT),What is the capital of France?)"
 
 test: $(INSTALLED) $(KERNELS)
-	$(BIN)/python -m pytest -m "not thorough"
+	$(BIN)/$(PYTEST) -m "not thorough"
 
 test-thorough: $(INSTALLED) $(KERNELS)
 	$(BIN)/python -m pytest -m thorough
 
 test-fast: $(INSTALLED) $(KERNELS)
-	$(BIN)/python -m pytest -m "not slow and not thorough"
+	$(BIN)/$(PYTEST) -m "not slow and not thorough"
 
 test-emulated: $(INSTALLED) $(KERNELS)
-	$(BIN)/python -m pytest tests/emulator
+	$(BIN)/$(PYTEST) tests/emulator
 
 test-py310: $(INSTALLED310)
-	$(VENV310)/bin/python -m pytest --torch-free -m "not slow and not thorough"
+	$(VENV310)/bin/$(PYTEST) --torch-free -m "not slow and not thorough"
 
 check: lint types architecture test-py310
 

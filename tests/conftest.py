@@ -8,11 +8,14 @@ import pytest
 
 import fetch_smollm2
 import rank_pool
+from one_at_a_time import one_at_a_time
 from torch_use import needs_torch
 
 # Tests share two cores with the processes they start: threads that spin take them away.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Their files take longest. Dealt out first, they leave no process waiting for another at the end.
+LONGEST = ("service", "emulator", "training")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,10 +38,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if needs_torch(path) else None
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In one of several test processes: the longest files come first."""
+    if hasattr(config, "workerinput"):
+        tests = Path(__file__).parent
+        items.sort(key=lambda item: item.path.relative_to(tests).parts[0] not in LONGEST)
+
+
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The checked SmolLM2-135M-Instruct GGUF; a failed download fails the tests that need it."""
-    return fetch_smollm2.fetch()
+    with one_at_a_time("smollm2"):
+        return fetch_smollm2.fetch()
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from one_at_a_time import one_at_a_time
 from rank_pool import RankGroup, RankPool
 
 HERE = Path(__file__).parent
@@ -21,9 +22,9 @@ Emulated = Callable[..., RankGroup]
 @pytest.fixture(scope="session")
 def emulator_path() -> str:
     """The folder to be put on PYTHONPATH; the device is built when it was not."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / "build.py")], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, str(HERE / "build.py")]
+    with one_at_a_time("emulated-device"):
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stdout
     return SITE
 

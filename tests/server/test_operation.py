@@ -4,12 +4,14 @@ import logging
 import socket
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from firstlight.engine.messages import Phase
 from firstlight.errors import EnvironmentProblem
+from firstlight.server.app import create_app
 from firstlight.server.listener import bind_socket
 
 CHAT = "/v1/chat/completions"
@@ -44,9 +46,16 @@ def test_an_engine_that_is_not_healthy_is_not_ready(start_server: Any) -> None:
     )
     engine.stalled_seconds, engine.status_age_seconds = 0.0, 6.0
     assert server.get("/ready").status_code == 503
-    engine.status_age_seconds = 0.1
+
+
+async def test_an_engine_that_failed_is_not_ready(make_server: Any) -> None:
+    """Asked without a server, which ends itself as soon as it hears of the failure."""
+    context, engine = (one := make_server()).context, one.engine
     engine.status = msgspec.structs.replace(engine.status, failure="rank 0 is gone")
-    assert server.get("/ready").json()["failure"] == "rank 0 is gone"
+    transport = httpx.ASGITransport(app=create_app(context))
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        answer = await client.get("/ready")
+    assert answer.status_code == 503 and answer.json()["failure"] == "rank 0 is gone"
 
 
 def test_health_needs_a_fresh_heartbeat(start_server: Any) -> None:

@@ -11,6 +11,7 @@ import fetch_smollm2
 import firstlight
 from firstlight.accept.convert import convert
 from firstlight.checkpoint.store_names import is_store
+from one_at_a_time import one_at_a_time
 
 _CONVERTING = ("accept", "adapt", "assembly", "checkpoint", "inputs", "models", "sharding")
 
@@ -22,9 +23,10 @@ def smollm2_store(gguf: Path) -> Path:
     """
     kept = fetch_smollm2.cache_directory() / "test-stores"
     store = kept / f"smollm2-{_digest(gguf)}"
-    if not is_store(store):
-        shutil.rmtree(kept, ignore_errors=True)
-        convert(gguf, store)
+    with one_at_a_time("smollm2-store"):
+        if not is_store(store):
+            shutil.rmtree(kept, ignore_errors=True)
+            convert(gguf, store)
     return store
 
 

@@ -32,10 +32,10 @@ def is_busy(service: Any) -> bool:
     return bool(service.metrics().get("running_requests"))
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_killed_while_it_computes_ends_the_service_and_is_named(
-    tiny_store: Path, start_service: Any, rank: int
+    tiny_store: Path, start_service: Any
 ) -> None:
+    rank = 1
     service = start_service(tiny_store, "--tp", "2").wait_ready()
     events: list[Any] = []
     reader = read_to_end(service, events)
@@ -51,15 +51,15 @@ def test_a_rank_killed_while_it_computes_ends_the_service_and_is_named(
 
 
 def test_a_rank_killed_while_idle_ends_the_service(tiny_store: Path, start_service: Any) -> None:
-    service = start_service(tiny_store, "--tp", "2").wait_ready()
-    service.ranks()[1].kill()
+    service = start_service(tiny_store).wait_ready()
+    service.ranks()[0].kill()
     assert service.wait_exit(20) == 4
-    assert "rank 1 was killed by signal 9" in service.log
+    assert "rank 0 was killed by signal 9" in service.log
     service.wait_for(lambda: not service.survivors(), 10, "without orphans")
 
 
 def test_a_killed_engine_ends_the_service(tiny_store: Path, start_service: Any) -> None:
-    service = start_service(tiny_store, "--tp", "2").wait_ready()
+    service = start_service(tiny_store).wait_ready()
     events: list[Any] = []
     reader = read_to_end(service, events)
     service.wait_for(lambda: is_busy(service), 20, "busy")
@@ -71,17 +71,18 @@ def test_a_killed_engine_ends_the_service(tiny_store: Path, start_service: Any) 
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_turns_health_to_503_until_it_goes_on(
-    tiny_store: Path, start_service: Any
-) -> None:
-    service = start_service(tiny_store, "--tp", "2").wait_ready()
+def test_a_stopped_rank_turns_health_to_503_until_it_goes_on(shared_service: Any) -> None:
+    service = shared_service
     events: list[Any] = []
     reader = read_to_end(service, events, max_tokens=900)
     service.wait_for(lambda: is_busy(service), 20, "busy")
-    service.ranks()[1].send_signal(signal.SIGSTOP)
-    service.wait_for(lambda: service.status("/health") == 503, 16, "unhealthy")
-    assert "no progress" in service.get("/health").json()["problem"]
-    service.ranks()[1].send_signal(signal.SIGCONT)
+    stopped = service.ranks()[1]
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        service.wait_for(lambda: service.status("/health") == 503, 16, "unhealthy")
+        assert "no progress" in service.get("/health").json()["problem"]
+    finally:
+        stopped.send_signal(signal.SIGCONT)
     service.wait_for(lambda: service.status("/health") == 200, 5, "healthy again")
     reader.join(60)
     assert events[-1]["choices"][0]["finish_reason"] == "length"

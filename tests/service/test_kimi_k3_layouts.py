@@ -1,5 +1,5 @@
-"""One store of Kimi K3 served in every layout: the prompt's log-probabilities and the answer agree
-with one rank's.
+"""One store of Kimi K3 in every layout: the prompt's log-probabilities and the answer agree with
+those without a cache.
 """
 
 from pathlib import Path
@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from firstlight.adapt.shard import shard
 from firstlight.layers.packed_batch import pack_whole
+from firstlight.parallel.mesh import Mesh
+from firstlight.sharding.layout import Layout
 from k3_layouts import write_layout_miniature
 from k3_oracle import load_model
 from live_service import LiveService
-from local_engine import plain_greedy
+from local_engine import EngineShape, LocalEngine, fast_kernels, greedy, plain_greedy
 
-LAYOUTS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4))
+LAYOUTS = ((2, 1), (2, 2), (4, 1), (4, 2), (4, 4))
 ANSWER_TOKENS = 8
 # Twice what float32 and float64 differ by on one rank, for log-probabilities (test_kimi_layouts).
 LIMIT = 2.4e-4
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +51,33 @@ def expected(store: Path, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
     return answer, table_TV.gather(1, torch.tensor(ids)[1:, None]).squeeze(1)
 
 
+Served = tuple[list[int], torch.Tensor]
+
+
+def served_on_rank(store: Path, prompt: list[int], layout: Layout) -> Served:
+    """What one rank's engine answers and gives for the prompt's tokens after the first."""
+    mesh = Mesh(layout.place(dist.get_rank()), dist.group.WORLD)
+    engine = LocalEngine(store, EngineShape(chunk_tokens=64), fast_kernels(), mesh=mesh)
+    params = greedy(ANSWER_TOKENS, logprobs=0, prompt_logprobs=0)
+    outcome = engine.run([prompt], params)[0]
+    scores = [one.logprob for one in [*outcome.prompt_logprobs, *outcome.logprobs]]
+    return outcome.token_ids, torch.tensor(scores)
+
+
 @pytest.mark.parametrize(("tp", "ep"), LAYOUTS)
-def test_every_layout_serves_the_same(
-    store: Path, prompt: list[int], expected: Any, tmp_path: Path, tp: int, ep: int
+def test_the_engine_of_every_layout_answers_the_same(
+    store: Path, prompt: list[int], expected: Served, ranks: Any, tp: int, ep: int
 ) -> None:
-    flags = ("--tp", str(tp), "--ep", str(ep), "--threads", "1", "--chunk-tokens", "64")
+    answer, logprobs = expected
+    for ids, found in ranks(tp).run(served_on_rank, store, prompt, Layout(tp=tp, ep=ep)):
+        assert ids == answer
+        assert (found - logprobs).abs().max() <= LIMIT
+
+
+def test_a_service_whose_experts_are_split_answers_the_same(
+    store: Path, prompt: list[int], expected: Served, tmp_path: Path
+) -> None:
+    flags = ("--tp", "2", "--ep", "2", "--threads", "1", "--chunk-tokens", "64")
     service = LiveService(
         store, tmp_path / "log", "--served-model-name", "tiny", "--kv-budget-bytes", "64MiB", *flags
     )
