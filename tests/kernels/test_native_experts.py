@@ -161,3 +161,29 @@ def test_other_calls_go_to_the_reference(kernel: Callable[..., Tensor]) -> None:
     assert kernel(x.bfloat16(), ids, shares, *rest).dtype == torch.bfloat16
     assert torch.equal(kernel(x.t().contiguous().t(), ids, shares, *rest), plain)
     assert torch.equal(kernel(x, ids, shares, *rest[:-1], activation=rest[-1]), plain)
+
+
+@pytest.mark.parametrize("shape", SHAPES[2:], ids=str)
+@pytest.mark.parametrize("kernel", [*KERNELS, pytest.param(REFERENCE, id="reference")])
+def test_experts_in_any_slot_and_summed_in_parts_are_the_same_bits(
+    kernel: Callable[..., Tensor], shape
+) -> None:
+    x, ids, shares, *matrices, first, activation = _call(shape)
+    assert isinstance(x, Tensor)
+    experts = shape[0]
+    plain = kernel(x, ids, shares, *matrices, first, activation)
+    torch.manual_seed(1)
+    slots = torch.randperm(experts + 2)[:experts]
+    placed = []
+    for matrix in matrices:
+        moved = Mxfp4(*(part.new_full((experts + 2, *part.shape[1:]), 7) for part in matrix))
+        for target, source in zip(moved, matrix, strict=True):
+            target[slots] = source
+        placed.append(moved)
+    half = torch.arange(experts) < experts // 2
+    total = torch.zeros_like(x)
+    for part in (half, ~half):
+        here = torch.where(part, slots, -1)
+        total = kernel(x, ids, shares, *placed, first, activation, here, total)
+    assert torch.equal(total, plain)
+    assert torch.equal(kernel(x, ids, shares, *placed, first, activation, slots), plain)

@@ -9,9 +9,12 @@ adds more than the one before: heats compare the same, and only what is used is 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import Generic, TypeVar
 
 HALF_LIFE_STEPS = 64
 _LARGEST = 1e100
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Heat:
@@ -39,29 +42,29 @@ class Heat:
             self._worth = 1.0
 
 
-class SlotTable:
+class SlotTable(Generic[Key]):
     """Which key is in which of `num_slots` slots."""
 
     def __init__(self, num_slots: int, heat: Heat) -> None:
         self._heat = heat
         self._free = list(range(num_slots))[::-1]
-        self._slots: dict[Hashable, int] = {}
+        self._slots: dict[Key, int] = {}
         self.num_slots = num_slots
 
-    def slot_of(self, key: Hashable) -> int:
+    def slot_of(self, key: Key) -> int:
         """The slot of a key, -1 for one that is not here."""
         return self._slots.get(key, -1)
 
-    def absent(self, keys: Iterable[Hashable]) -> list[Hashable]:
+    def absent(self, keys: Iterable[Key]) -> list[Key]:
         """The keys that are not here, in their order."""
         return [key for key in keys if key not in self._slots]
 
     def place(
         self,
-        keys: Sequence[Hashable],
+        keys: Sequence[Key],
         *,
-        locked: Collection[Hashable] = (),
-        wanted: Collection[Hashable] = (),
+        locked: Collection[Key] = (),
+        wanted: Collection[Key] = (),
     ) -> list[int]:
         """Gives each of some absent keys a slot: free ones first, then those of the coldest keys.
 
@@ -76,7 +79,7 @@ class SlotTable:
         self._slots.update(zip(keys, taken, strict=True))
         return taken
 
-    def admit(self, key: Hashable, *, locked: Collection[Hashable] = ()) -> int:
+    def admit(self, key: Key, *, locked: Collection[Key] = ()) -> int:
         """Gives a key a slot if one is free or a key that is not locked is colder, else -1."""
         if key in self._slots or not self.num_slots:
             return self.slot_of(key)
@@ -91,9 +94,7 @@ class SlotTable:
         """Recounts the slots; for tests and idle moments."""
         assert sorted([*self._free, *self._slots.values()]) == list(range(self.num_slots))
 
-    def _victims(
-        self, count: int, locked: Collection[Hashable], wanted: Collection[Hashable]
-    ) -> list[Hashable]:
+    def _victims(self, count: int, locked: Collection[Key], wanted: Collection[Key]) -> list[Key]:
         candidates = [key for key in self._slots if key not in locked]
         assert len(candidates) >= count, "more experts at once than there are slots"
         candidates.sort(key=lambda key: (key in wanted, self._heat.of(key)))

@@ -54,8 +54,9 @@ class ExpertTiers:
     ) -> None:
         self._keys, self._feed, self._device = keys, feed, device
         self._heat = Heat()
-        self._table = SlotTable(num_slots, self._heat)
-        self._host_table, self._host = SlotTable(0, self._heat), torch.empty(0, 0)
+        self._table: SlotTable[PieceKey] = SlotTable(num_slots, self._heat)
+        self._host_table: SlotTable[PieceKey] = SlotTable(0, self._heat)
+        self._host = torch.empty(0, 0)
         self._staging: list[Tensor] = []
         self._arrived: Any = None
         self._last_layer = -1
@@ -115,7 +116,7 @@ class ExpertTiers:
         if not absent:
             return _Fetch()
         slots = self._table.place(absent, locked=set(locked), wanted=set(wanted))
-        fetch = _Fetch(left=list(zip(absent, slots, strict=True)))  # type: ignore[arg-type]
+        fetch = _Fetch(left=list(zip(absent, slots, strict=True)))
         self._send(fetch, set(run))
         return fetch
 

@@ -18,23 +18,11 @@ from firstlight.checkpoint.pieces import HOST_MEMORY, PieceKey, WeightPieces, me
 from firstlight.checkpoint.reading_threads import Reading, ReadingThreads
 from firstlight.runner.copy_lane import CopyLane
 from firstlight.runner.piece_images import PieceImage
+from firstlight.runner.protocol import WeightTraffic
 
 # Digests of a layer are compared at its first read and then at every so many-th.
 CHECK_EVERY = 16
 _CHUNK = 4 * 2**20
-
-
-@dataclass
-class Traffic:
-    """What was moved since the last look. Bytes from files and from host memory; experts that were
-    in their slots and that were not; times and seconds the computation waited."""
-
-    file_bytes: int = 0
-    host_bytes: int = 0
-    expert_hits: int = 0
-    expert_misses: int = 0
-    waits: int = 0
-    wait_seconds: float = 0.0
 
 
 @dataclass
@@ -45,7 +33,7 @@ class PieceFeed:
     threads: ReadingThreads
     lane: CopyLane
     dtype: torch.dtype
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: WeightTraffic = field(default_factory=WeightTraffic)
     image: Callable[[PieceKey], PieceImage] = field(init=False)
     _reads: Counter[PieceKey] = field(default_factory=Counter)
 
@@ -86,7 +74,7 @@ class PieceFeed:
             self.traffic.waits += 1
         self.traffic.wait_seconds += self.threads.wait(reading)
 
-    def take_traffic(self) -> Traffic:
+    def take_traffic(self) -> WeightTraffic:
         """Returns what was moved since the last call."""
-        taken, self.traffic = self.traffic, Traffic()
+        taken, self.traffic = self.traffic, WeightTraffic()
         return taken

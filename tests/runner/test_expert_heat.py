@@ -1,0 +1,59 @@
+"""Experts by heat: those used often stay, those not used cool down, slots are never lost."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstlight.runner.expert_heat import Heat, SlotTable
+
+
+def test_the_hot_ones_stay_and_the_coldest_makes_room() -> None:
+    heat = Heat()
+    table: SlotTable[str] = SlotTable(3, heat)
+    for _ in range(5):
+        heat.use(["hot", "warm"])
+        heat.next_step()
+    heat.use(["hot", "cold"])
+    table.place(["hot", "warm", "cold"])
+    slot = table.slot_of("cold")
+    assert table.place(["new"]) == [slot]
+    assert table.slot_of("hot") >= 0 and table.slot_of("warm") >= 0 > table.slot_of("cold")
+
+
+def test_what_was_hot_long_ago_is_colder_than_what_is_used_now() -> None:
+    heat = Heat(half_life_steps=4)
+    heat.use(["old"] * 6)
+    for _ in range(20):
+        heat.next_step()
+    heat.use(["fresh"])
+    assert heat.of("fresh") > heat.of("old") > 0
+
+
+def test_heats_compare_the_same_when_numbers_get_large() -> None:
+    heat = Heat(half_life_steps=1)
+    for _ in range(1000):
+        heat.use(["often"])
+        heat.next_step()
+    heat.use(["often", "once"])
+    assert heat.of("often") > heat.of("once") > heat.of("never") == 0
+
+
+def test_host_memory_lets_in_only_what_is_hotter() -> None:
+    heat = Heat()
+    table: SlotTable[str] = SlotTable(1, heat)
+    heat.use(["a", "a", "b"])
+    assert table.admit("a") == 0 and table.admit("b") == -1
+    heat.use(["b", "b"])
+    assert table.admit("b", locked=["a"]) == -1 and table.admit("b") == 0
+
+
+@given(st.lists(st.sets(st.integers(0, 9), min_size=1, max_size=4), max_size=30))
+def test_every_key_that_is_placed_has_its_own_slot(steps: list[set[int]]) -> None:
+    heat = Heat()
+    table: SlotTable[int] = SlotTable(4, heat)
+    for keys in steps:
+        heat.use(keys)
+        table.place(table.absent(sorted(keys)), locked=keys)
+        slots = [table.slot_of(key) for key in keys]
+        assert min(slots) >= 0 and len(set(slots)) == len(slots)
+        table.check_integrity()
+        heat.next_step()
