@@ -6,7 +6,8 @@ import pytest
 
 from cached_sequence import Sequence
 from firstlight.cache.idle_times import IdleTimes, IdleTotals
-from firstlight.cache.manager import CacheManager, CacheOptions
+from firstlight.cache.cache_options import CacheOptions
+from firstlight.cache.manager import CacheManager
 from firstlight.sharding.state_spec import LatentState, RecurrentState, StateSpec
 
 LATENT, RECURRENT = LatentState(8), RecurrentState(2, 4, 4, 24, 3)

@@ -5,12 +5,16 @@ stands for. Before a row is computed, all it starts from must be the state of it
 """
 
 import hashlib
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
-from firstlight.cache.manager import CacheManager, CacheOptions
+from firstlight.cache.cache_options import CacheOptions
+from firstlight.cache.far_pool import FarSizes
+from firstlight.cache.manager import CacheManager
 from firstlight.cache.paged_group import most_blocks_held
 from firstlight.cache.prefix_index import PrefixChain, PrefixKey, PrefixScope
 from firstlight.schedule.answers import RequestUpdate
@@ -19,13 +23,16 @@ from firstlight.schedule.scheduler import Scheduler
 from firstlight.schedule.settings import SchedulerSettings
 from firstlight.schedule.step import (
     FailedRow,
+    LostUnit,
     PromptLogprobs,
     SampledToken,
     SequenceStep,
     StateCopy,
     StepPlan,
     StepResult,
+    TierReport,
     TokenLogprobs,
+    UnitCopy,
 )
 from firstlight.sharding.state_spec import (
     GroupedQueryState,
@@ -114,6 +121,60 @@ class RankRow:
 
 
 @dataclass
+class FarStore:
+    """Copies to and from units outside the device: fetches take some steps, and a share is lost.
+
+    What a fetch reads and writes must stay as it was until it is over.
+    """
+
+    rank: "Rank"
+    chance: random.Random
+    slowest: int = 0
+    lost_share: float = 0.0
+    pending: dict[int, tuple[int, list[tuple[UnitCopy, Any, Any]]]] = field(default_factory=dict)
+    lost: list[LostUnit] = field(default_factory=list)
+
+    def move(self, copies: list[UnitCopy]) -> None:
+        for copy in copies:
+            content = self.rank.get(copy.group, copy.source)
+            self.rank.put(copy.group, copy.target, content)
+            if "lost" in content:
+                self.lost.append(LostUnit(copy.group, copy.target, "it was lost before"))
+            self._may_lose(copy.group, copy.target)
+
+    def begin(self, plan: StepPlan) -> None:
+        for fetch in plan.fetches:
+            read = self.rank.get
+            copies = [(c, read(c.group, c.source), read(c.group, c.target)) for c in fetch.copies]
+            self.pending[fetch.ticket] = (self.chance.randint(0, self.slowest), copies)
+
+    def end_step(self) -> TierReport:
+        for ticket, (left, copies) in list(self.pending.items()):
+            self.pending[ticket] = (left - 1, copies)
+            if left == 0:
+                del self.pending[ticket]
+                for copy, *before in copies:
+                    self._land(copy, before)
+        report = TierReport(list(self.pending), self.lost)
+        self.lost = []
+        return report
+
+    def _land(self, copy: UnitCopy, before: list[Any]) -> None:
+        self._may_lose(copy.group, copy.source)
+        source, target = (self.rank.get(copy.group, u) for u in (copy.source, copy.target))
+        if "lost" in source:
+            self.lost.append(LostUnit(copy.group, copy.source, "a bit flipped"))
+            return
+        assert [source, target] == before, "a fetch was written to or read while under way"
+        self.rank.put(copy.group, copy.target, source)
+
+    def _may_lose(self, group: int, unit: int) -> None:
+        if self.chance.random() < self.lost_share:
+            self.rank.put(group, unit, ["lost"] * len(self.rank.get(group, unit)))
+            self.lost.append(LostUnit(group, unit, "the disk is full"))
+
+
+@dataclass
 class Rank:
     """Rows as plans describe them, the slots of every block, and recurrent slots of whole states.
 
@@ -128,6 +189,8 @@ class Rank:
     recurrent: dict[tuple[int, int], str] = field(default_factory=dict)
     truth: dict[PrefixKey, str] = field(default_factory=dict)
     poison: dict[str, int] = field(default_factory=dict)  # known tokens at which a request fails
+    far: FarStore | None = None
+    seconds: float = 1.0
 
     @property
     def paged(self) -> list[int]:
@@ -139,12 +202,34 @@ class Rank:
 
     def run(self, plan: StepPlan) -> StepResult:
         self._apply(plan)
+        if self.far is not None:
+            for ticket in plan.recalled:
+                self.far.pending.pop(ticket, None)
+            self.far.move(plan.moves)
         self._copy(plan.restores)
-        result = StepResult(plan.step, [], [], [], 0.0)
+        if self.far is not None:
+            self.far.begin(plan)
+        result = StepResult(plan.step, [], [], [], self.seconds)
         for step in plan.steps:
             self._compute(step, result)
         self._copy(plan.saves)
-        return result
+        if self.far is None:
+            assert not (plan.moves or plan.fetches or plan.recalled)
+            return result
+        return msgspec.structs.replace(result, tiers=self.far.end_step())
+
+    def get(self, group: int, unit: int) -> list[str | None]:
+        """What a unit holds, on the device or outside."""
+        if group in self.growing:
+            return [self.recurrent.get((group, unit))]
+        return [self.slots.get((group, unit, offset)) for offset in range(self.block_size)]
+
+    def put(self, group: int, unit: int, content: list[Any]) -> None:
+        if group in self.growing:
+            self.recurrent[group, unit] = content[0]
+            return
+        for offset, value in enumerate(content):
+            self.slots[group, unit, offset] = value
 
     def _copy(self, copies: list[StateCopy]) -> None:
         """All sources are read first, as ranks do."""
@@ -240,6 +325,9 @@ class Rank:
                     assert self.recurrent[group, unit] == self.truth[key]
                 else:
                     assert self.slots[group, unit, self.block_size - 1] == self.truth[key]
+            if held.far is not None:
+                for key, unit in held.far._index._blocks.items():
+                    assert self.get(group, unit)[-1] == self.truth[key]
 
     def _place(self, row: RankRow, group: int, position: int) -> tuple[int, int, int]:
         return group, row.blocks[group][position // self.block_size], position % self.block_size
@@ -260,6 +348,7 @@ class Service:
         model: str = "paged",
         turn_tokens: int = 64,
         window_spare: int | None = None,
+        tiers: dict[str, Any] | None = None,
         **limits: int,
     ) -> None:
         chosen = {
@@ -274,18 +363,31 @@ class Service:
         window_blocks = {}
         if window_spare is not None:  # more than one request alone takes
             window_blocks[WINDOW] = 1 + most_blocks_held(WINDOW, chunk, block_size) + window_spare
+        tiers = dict(tiers or {"host": 0, "disk": 0})
+        far = FarSizes(tiers.pop("host"), tiers.pop("disk"))
+        has_far = far.host + far.disk > 0
         self.cache = CacheManager(
             specs,
             num_blocks=num_blocks,
             block_size=block_size,
             model_digest="model",
             num_slots=num_slots,
-            options=CacheOptions(chunk, window_blocks, turn_tokens),
+            options=CacheOptions(
+                chunk,
+                window_blocks,
+                turn_tokens,
+                unit_bytes=(1,) * len(specs),
+                far=(far,) * len(specs) if has_far else (),
+            ),
         )
         self.scheduler = Scheduler(self.settings, self.cache)
         self.limit = min(self.settings.context_length, self.cache.max_tokens)
         self.submitted: dict[str, SubmittedRequest] = {}
         self.rank = Rank(self.submitted, block_size, specs)
+        if has_far:
+            self.rank.seconds = tiers.pop("seconds", 1.0)
+            chance = random.Random(tiers.pop("seed", 0))
+            self.rank.far = FarStore(self.rank, chance, **tiers)
         self.updates: dict[str, list[RequestUpdate]] = {}
         self.pending: StepPlan | None = None
         self.num_steps = 0
@@ -316,7 +418,10 @@ class Service:
             assert plan.num_tokens <= self.settings.max_batch_tokens
             assert all(0 < step.count <= self.settings.chunk_tokens for step in plan.steps)
             first = self.scheduler._running.first
-            assert first is not None and first.row in {step.row for step in plan.steps}
+            if first is None:
+                assert len(self.scheduler._incoming) and not plan.steps
+            else:
+                assert first.row in {step.row for step in plan.steps}
         return plan
 
     def finish(self) -> None:
@@ -338,6 +443,7 @@ class Service:
     def check_conserved(self) -> None:
         """What is counted of each group adds up, and no total falls."""
         usage, running = self.cache.usage(), list(self.scheduler._running)
+        running += self.scheduler._incoming.requests
         page, size = self.rank.paged[0], self.rank.block_size
         room = sum(len(self.cache.blocks(r)[page]) * size - r.num_computed for r in running)
         for group, before in zip(usage.groups, self.usage_before, strict=True):
@@ -347,6 +453,9 @@ class Service:
             assert group.idle.num_reused <= group.hits
             assert group.unwritten_tokens == (0 if group.kind == "recurrent" else room)
             assert 0 <= group.stranded <= group.cached + group.empty
+            for place in group.far:
+                assert place.held + place.cached + place.empty == place.usable
+                assert min(place.held, place.cached, place.empty) >= 0
             totals = (*group.idle, group.asked_tokens, group.found_tokens, group.hits)
             earlier = (*before.idle, before.asked_tokens, before.found_tokens, before.hits)
             assert all(now >= then for now, then in zip(totals, earlier, strict=True))

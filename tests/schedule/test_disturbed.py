@@ -56,6 +56,19 @@ shapes = st.fixed_dictionaries(
         "max_batch_tokens": st.integers(6, 20),
         "chunk_tokens": st.integers(1, 6),
         "context_length": st.sampled_from([32, 60]),
+        "tiers": st.one_of(
+            st.none(),
+            st.fixed_dictionaries(
+                {
+                    "host": st.sampled_from([0, 1, 2, 5, 12]),
+                    "disk": st.sampled_from([0, 0, 3, 9, 40]),
+                    "seed": st.integers(0, 99),
+                    "slowest": st.sampled_from([0, 0, 1, 4]),
+                    "lost_share": st.sampled_from([0.0, 0.0, 0.02, 0.3]),
+                    "seconds": st.sampled_from([1.0, 1.0, 1.0, 0.0]),
+                }
+            ),
+        ),
         "prompt_share": st.sampled_from([1.0, 1.0, 0.3, 0.01]),
     }
 )
@@ -124,6 +137,7 @@ def check_idle(service: Any) -> None:
     assert service.scheduler.schedule() is None
     assert counts.waiting == counts.running == usage.num_requests == 0
     assert all(group.used == 0 for group in usage.groups)
+    assert not any(place.held for group in usage.groups for place in group.far)
     assert counts.received == sum(counts.finished.values()) + sum(counts.refused.values())
     assert counts.output_tokens == sum(map(len, map(service.output, service.updates)))
 
@@ -142,9 +156,11 @@ def test_any_program_gives_undisturbed_outputs(
     for action in program:
         perform(service, action)
         service.scheduler.check_integrity()
-    # The first request advances in every step and is never preempted, so this many steps do.
+    # The first request advances in every step and is never preempted, so this many steps do; with
+    # tiers it may wait for what is slow or lost.
     rest = [service.submitted[key] for key in service.updates]
     most = sum(len(one.prompt_ids) + one.params.max_tokens for one in rest)
+    most *= 1 if service.rank.far is None else 10
     service.run(most_steps=service.num_steps + most)
     check_outputs(service)
     check_scores(service)

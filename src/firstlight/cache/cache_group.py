@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from firstlight.cache.arrivals import Arrivals
 from firstlight.cache.block_pool import BlockPool
+from firstlight.cache.far_pool import FarPool, FarUsage
 from firstlight.cache.idle_times import IdleTimes, IdleTotals
 from firstlight.cache.prefix_index import PrefixChain
 
@@ -37,6 +39,7 @@ class GroupUsage(NamedTuple):
     unwritten_tokens: int = 0
     stranded: int = 0
     unit_bytes: int = 0
+    far: tuple[FarUsage, ...] = ()
 
     @property
     def evictions(self) -> int:
@@ -118,8 +121,24 @@ class CacheGroup(Protocol):
         """Units that can be taken now, cached ones included."""
         ...
 
-    def reusable_tokens(self, chain: PrefixChain, at_most: int) -> int:
-        """The longest prefix of at most so many tokens whose state this group has."""
+    @property
+    def far(self) -> FarPool | None:
+        """Its units outside the device."""
+        ...
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """What is on its way to units that requests hold."""
+        ...
+
+    def reusable_tokens(self, chain: PrefixChain, at_most: int, *, near: bool = False) -> int:
+        """The longest prefix of at most so many tokens whose state this group has; `near`: on the
+        device.
+        """
+        ...
+
+    def far_units(self, chain: PrefixChain, num_shared: int) -> list[int]:
+        """Where what `start` needs of the shared blocks lies, if that is outside the device."""
         ...
 
     def cost(self, chain: PrefixChain, num_shared: int, num_blocks: int) -> int:
@@ -127,11 +146,20 @@ class CacheGroup(Protocol):
         ...
 
     def start(
-        self, request_id: str, chain: PrefixChain, num_shared: int, num_blocks: int
+        self,
+        request_id: str,
+        chain: PrefixChain,
+        num_shared: int,
+        num_blocks: int,
+        parked: int | None = None,
     ) -> list[int]:
         """Opens a table for `num_blocks` blocks of tokens, the state of the first `num_shared` of
-        them found in the index.
+        them found in the index. `parked` is where state lies that no index names.
         """
+        ...
+
+    def arrive(self, request_id: str) -> None:
+        """Notes that everything on its way to a request is there."""
         ...
 
     def extend(self, request_id: str, num_blocks: int) -> list[int]:

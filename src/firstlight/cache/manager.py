@@ -3,55 +3,23 @@
 Knows no tensor, no queue and no policy: whom to serve or to preempt is the scheduler's decision.
 """
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 
 from firstlight.cache.cache_group import RECURRENT, BlockCounts, CacheGroup, CacheUsage, SlotCopy
+from firstlight.cache.cache_options import CacheOptions, Holding
 from firstlight.cache.cacheable_request import CacheableRequest
+from firstlight.cache.far_pool import UnitMove
 from firstlight.cache.paged_group import PagedGroup, group_blocks
 from firstlight.cache.prefix_index import PrefixChain, PrefixKey, PrefixScope
-from firstlight.cache.recurrent_group import RecurrentGroup, Wish
-from firstlight.cache.snapshot_points import SnapshotPoint, SnapshotPoints, make_points
+from firstlight.cache.recurrent_group import RecurrentGroup
+from firstlight.cache.snapshot_planner import SnapshotPlanner
+from firstlight.cache.tiers import Tiers, make_pools
 from firstlight.errors import ConfigError, UsageError
 from firstlight.sharding.state_spec import StateSpec
 
 PAGED = frozenset({"grouped_query", "latent"})
-# A snapshot costs about what the recurrent layers of one decode step do, so this many tokens of
-# output between two make it a small part of decoding; the next turn computes them again at most.
-TURN_TOKENS = 64
 # Of a cache that holds any length: more than a request can have.
 UNBOUNDED_BLOCKS = 2**40
-# Uses expected of the snapshots of a request that says it has a cache key.
-HINTED_USES = 3
-
-
-@dataclass
-class Holding:
-    """Blocks for `capacity` tokens, `num_computed` of them written, the first `num_committed`
-    blocks full and clean; where its state is to be kept, if it is recurrent.
-    """
-
-    capacity: int
-    num_committed: int
-    num_computed: int
-    points: SnapshotPoints | None = None
-
-
-@dataclass(frozen=True)
-class CacheOptions:
-    """How the cache is used. No step computes more than `chunk_tokens` of one request (None: any
-    number), which bounds what a group with a window holds of it; `window_blocks` is the number of
-    blocks of groups by their window, where it is not that of the others. A running request leaves
-    one snapshot in `turn_tokens` of output. `unit_bytes` are those of a block or slot of each group
-    on one rank, for usage alone; `clock` gives seconds that never fall.
-    """
-
-    chunk_tokens: int | None = None
-    window_blocks: Mapping[int, int] = field(default_factory=dict)
-    turn_tokens: int = TURN_TOKENS
-    unit_bytes: tuple[int, ...] = ()
-    clock: Callable[[], float] = time.monotonic
 
 
 def distinct_specs(specs: Iterable[StateSpec | None]) -> list[StateSpec]:
@@ -98,9 +66,17 @@ class CacheManager:
         check_specs(groups)
         self.block_size = block_size
         self._model_digest = model_digest
-        self._options = options = options or CacheOptions()
+        options = options or CacheOptions()
         self._paged: dict[int, PagedGroup] = {}
         self._recurrent: dict[int, RecurrentGroup] = {}
+        near = [
+            num_slots
+            if spec.kind == RECURRENT
+            else group_blocks(spec, num_blocks, options.window_blocks)
+            for spec in groups
+        ]
+        moves: list[UnitMove] = []
+        pools = make_pools(near, options.far, moves)
         for index, spec in enumerate(groups):
             if spec.kind == RECURRENT:
                 self._recurrent[index] = RecurrentGroup(
@@ -110,19 +86,25 @@ class CacheManager:
                     block_size=block_size,
                     holds_pages=self._holds_pages,
                     clock=options.clock,
+                    far=pools[index],
                 )
             else:
                 self._paged[index] = PagedGroup(
                     spec,
-                    num_blocks=group_blocks(spec, num_blocks, options.window_blocks),
+                    num_blocks=near[index],
                     block_size=block_size,
                     chunk_tokens=options.chunk_tokens,
                     clock=options.clock,
+                    far=pools[index],
                 )
         by_index: dict[int, CacheGroup] = {**self._paged, **self._recurrent}
         self._groups = [by_index[index] for index in range(len(groups))]
         self._holdings: dict[str, Holding] = {}
+        self._snapshots = SnapshotPlanner(
+            self._paged, self._recurrent, self._holdings, block_size=block_size, options=options
+        )
         self._unit_bytes = options.unit_bytes or (0,) * len(groups)
+        self.tiers = Tiers(self._groups, moves, block_size=block_size, unit_bytes=self._unit_bytes)
         self._asked_tokens = 0
         self._found_tokens = [0] * len(groups)
         unbounded = [g.num_usable for g in self._paged.values() if g.most_held is None]
@@ -142,14 +124,16 @@ class CacheManager:
         """Whether a single request of so many tokens fits into the empty cache."""
         return num_tokens <= self.max_tokens
 
-    def lookup(self, request: CacheableRequest) -> int:
+    def lookup(self, request: CacheableRequest, *, near: bool = False) -> int:
         """Tokens of a request without blocks that need no computation; takes nothing.
 
-        A multiple of the block size, and less than the known tokens: the last one is always
-        computed, because its output is what the next token is chosen from.
+        Less than the known tokens: the last one is always computed, because its output is what the
+        next token is chosen from. A multiple of the block size, but for a request that is parked.
 
             known    0 ................................ n-1
             cached   0 ...... c-1        c = k * B <= n - 1, found in every group
+
+        `near` leaves out what lies outside the device.
         """
         if not request.may_reuse:
             return 0
@@ -162,9 +146,40 @@ class CacheManager:
         while True:
             asked = num_tokens
             for group in groups:
-                num_tokens = group.reusable_tokens(chain, num_tokens)
+                num_tokens = group.reusable_tokens(chain, num_tokens, near=near)
             if num_tokens == asked:
-                return num_tokens
+                return num_tokens if near else max(num_tokens, self._resumable(request))
+
+    def far_bytes(self, request: CacheableRequest, num_cached: int) -> Mapping[str, int]:
+        """Bytes on one rank, by place, that must come to the device for what lookup reported."""
+        return self.tiers.far_bytes(request.request_id, self._chain(request), num_cached)
+
+    def stage(self, request: CacheableRequest) -> list[UnitMove]:
+        """Takes units for the `num_computed` tokens that lookup just reported of a request without
+        blocks, if some of them lie outside the device; returns the copies that bring them.
+
+        Empty, and nothing taken, when all are there. `arrive` ends the copies, `release` drops
+        them.
+        """
+        parked = self.tiers.parked(request.request_id)
+        chain, num_shared = self._chain(request), request.num_computed // self.block_size
+        units = parked.units if parked and parked.num_tokens == request.num_computed else {}
+        if not units and not self.tiers.holds_part(chain, num_shared):
+            return []
+        taken = self._start(request, request.num_computed)
+        assert taken is not None, "units are staged that were not asked for"
+        return self.tiers.arrivals(request.request_id)
+
+    def arrive(self, request: CacheableRequest) -> None:
+        """Notes that all copies for a request have ended."""
+        for group in self._groups:
+            group.arrive(request.request_id)
+
+    def park(self, request: CacheableRequest) -> bool:
+        """Copies out what of a running request could not be found again; False without room."""
+        return request.num_computed > 0 and self.tiers.park(
+            request.request_id, request.num_computed
+        )
 
     def needs(
         self, request: CacheableRequest, num_tokens: int, *, num_cached: int = 0
@@ -218,7 +233,9 @@ class CacheManager:
 
         None when all are passed, when their state is known, or when no slot could take it.
         """
-        point = self._next_point(request) if self._recurrent else None
+        if not self._recurrent:
+            return None
+        point = self._snapshots.next_point(request, self._chain(request))
         return None if point is None else point.num_tokens
 
     def save(self, request: CacheableRequest, num_tokens: int) -> list[SlotCopy]:
@@ -228,17 +245,9 @@ class CacheManager:
         `discard` drop them. To be called when nothing else of the step remains to be placed, so
         that a snapshot never takes the slot that a request would start in.
         """
-        point = self._next_point(request) if self._recurrent else None
-        if point is None or point.num_tokens != num_tokens:
+        if not self._recurrent:
             return []
-        points = self._holdings[request.request_id].points
-        if point.is_turn and points is not None:
-            points.last_turn = num_tokens
-        wish = Wish(point.is_turn, HINTED_USES if request.expects_reuse else 1)
-        chain, num_blocks = self._chain(request), num_tokens // self.block_size
-        groups = self._recurrent.values()
-        copies = [group.save(request.request_id, chain, num_blocks, wish) for group in groups]
-        return [copy for copy in copies if copy is not None]
+        return self._snapshots.save(request, self._chain(request), num_tokens)
 
     def commit(self, request: CacheableRequest, num_computed: int) -> None:
         """Makes the blocks within the first `num_computed` tokens findable, and the snapshot that
@@ -274,11 +283,25 @@ class CacheManager:
                 group.discard(request.request_id)
         self.release(request)
 
+    def forget(self, model_digest: str) -> None:
+        """Lets nothing be found again that was computed before: other weights did it.
+
+        No request may hold blocks. `model_digest` names the new ones, and was never used before.
+        """
+        assert not self._holdings, "weights are replaced under a running request"
+        self._model_digest = model_digest
+
     def blocks(self, request: CacheableRequest) -> list[list[int]]:
         """The blocks a request holds in token order, one list a group."""
         if request.request_id not in self._holdings:
             return [[] for _ in self._groups]
         return [list(group.table(request.request_id)) for group in self._groups]
+
+    def held_bytes(self, request: CacheableRequest) -> int:
+        """Bytes on one rank of the units a request holds."""
+        pairs = zip(self._groups, self._unit_bytes, strict=True)
+        held = ((len(group.table(request.request_id)), size) for group, size in pairs)
+        return sum(count * size for count, size in held)
 
     def usage(self) -> CacheUsage:
         """Counts units by condition; takes time for each request, none for each block."""
@@ -292,6 +315,7 @@ class CacheManager:
                 unwritten_tokens=unwritten if index in self._paged else 0,
                 stranded=0 if min(free) else free[index],
                 unit_bytes=self._unit_bytes[index],
+                far=() if group.far is None else group.far.usage(),
             )
             for index, group in enumerate(self._groups)
         )
@@ -302,6 +326,7 @@ class CacheManager:
         committed = {key: holding.num_committed for key, holding in self._holdings.items()}
         for group in self._groups:
             group.check_integrity(committed)
+        self.tiers.check_integrity()
         for group in self._paged.values():
             for request_id, holding in self._holdings.items():
                 held = len(group.table(request_id)) * self.block_size
@@ -309,19 +334,32 @@ class CacheManager:
 
     def _start(self, request: CacheableRequest, num_tokens: int) -> list[list[int]] | None:
         chain, num_cached = self._chain(request), request.num_computed
-        assert num_cached % self.block_size == 0 and num_cached < num_tokens
+        assert num_cached <= num_tokens
         num_shared = num_cached // self.block_size
         num_blocks = blocks_for(num_tokens, self.block_size)
         for group in self._groups:
             if group.cost(chain, num_shared, num_blocks) > group.num_free:
                 return None
-        points = self._points(request) if self._recurrent else None
+        parked = self.tiers.unpark(request.request_id, num_cached)
+        assert parked or num_cached % self.block_size == 0, "part of a block is claimed"
+        points = self._snapshots.points(request, chain) if self._recurrent else None
         holding = Holding(num_blocks * self.block_size, num_shared, num_cached, points)
         self._count_found(request, chain)
         self._holdings[request.request_id] = holding
         return [
-            group.start(request.request_id, chain, num_shared, num_blocks) for group in self._groups
+            group.start(request.request_id, chain, num_shared, num_blocks, parked.get(index))
+            for index, group in enumerate(self._groups)
         ]
+
+    def _resumable(self, request: CacheableRequest) -> int:
+        """Tokens behind which a parked request can go on: all its full blocks must be found."""
+        parked = self.tiers.parked(request.request_id)
+        if parked is None or parked.num_tokens >= len(request.token_ids):
+            return 0
+        full = parked.num_tokens // self.block_size * self.block_size
+        chain, paged = self._chain(request), self._paged.values()
+        found = all(group.reusable_tokens(chain, full) == full for group in paged)
+        return parked.num_tokens if found else 0
 
     def _count_found(self, request: CacheableRequest, chain: PrefixChain) -> None:
         """Counts what each group alone could have given a request that starts."""
@@ -330,35 +368,6 @@ class CacheManager:
             self._asked_tokens += most
             for index, group in enumerate(self._groups):
                 self._found_tokens[index] += group.reusable_tokens(chain, most)
-
-    def _next_point(self, request: CacheableRequest) -> SnapshotPoint | None:
-        """The first point ahead whose state some group lacks and has a slot for."""
-        holding = self._holdings.get(request.request_id)
-        points = None if holding is None else holding.points
-        if points is None:
-            points = self._points(request)
-        num_needed = 1 + (holding is None)
-        for point in points.ahead(request.num_computed, len(request.token_ids)):
-            chain, num_blocks = self._chain(request), point.num_tokens // self.block_size
-            for group in self._recurrent.values():
-                if group.num_free >= num_needed and not group.has_snapshot(chain, num_blocks):
-                    return point
-        return None
-
-    def _points(self, request: CacheableRequest) -> SnapshotPoints:
-        """Where the state of a request that starts behind its computed tokens is to be kept."""
-        branch = 0
-        if request.may_reuse:
-            chain, branch = self._chain(request), len(request.token_ids) - 1
-            for group in self._paged.values():
-                branch = group.reusable_tokens(chain, branch)
-        return make_points(
-            request.num_prompt,
-            block_size=self.block_size,
-            branch=branch,
-            turn_tokens=1 if request.expects_reuse else self._options.turn_tokens,
-            num_cached=request.num_computed,
-        )
 
     def _holds_pages(self, key: PrefixKey) -> bool:
         """Whether the block of every paged group that this key names can be found. It is the last

@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from firstlight.cache.arrivals import Arrival, Arrivals
 from firstlight.cache.block_pool import NULL_BLOCK, BlockPool
 from firstlight.cache.cache_group import GroupUsage, count_units
+from firstlight.cache.far_pool import FarPool
 from firstlight.cache.idle_times import IdleTimes
 from firstlight.cache.prefix_index import PrefixChain, PrefixIndex, PrefixKey
 from firstlight.sharding.state_spec import StateSpec
@@ -18,18 +20,32 @@ from firstlight.sharding.state_spec import StateSpec
 @dataclass
 class Table:
     """The blocks of a request in token order; the first `num_behind` lie behind the window and are
-    null blocks. `keys_behind` are those of findable ones that were given back.
+    null blocks, but for the first `num_sinks`. `keys_behind` are those of findable ones that were
+    given back.
     """
 
     blocks: list[int]
     num_behind: int = 0
     keys_behind: list[PrefixKey] = field(default_factory=list)
+    num_sinks: int = 0
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks that are held, in token order."""
+        sinks = min(self.num_sinks, self.num_behind)
+        return self.blocks[:sinks] + self.blocks[self.num_behind :]
 
 
 def window_of(spec: StateSpec) -> int | None:
     """How many tokens up to its own a token of this state sees; None for all."""
     window: int | None = getattr(spec, "window", None)
     return window
+
+
+def sink_blocks(spec: StateSpec, block_size: int) -> int:
+    """Blocks of the first tokens, which are seen beside a window."""
+    sinks: int = getattr(spec, "sinks", 0)
+    return -(-sinks // block_size)
 
 
 def most_blocks_held(window: int, chunk_tokens: int, block_size: int) -> int:
@@ -55,9 +71,9 @@ class PagedGroup:
         tokens    0 ........ | p - window + 1 ...... p ...... p + chunk
         blocks    null       | held                  written next
 
-    Given-back blocks stay findable until they are taken, and a prefix can be reused where its last
-    window is found. `most_held` is the bound; None without one, and when all blocks together are
-    fewer: then a request must fit whole.
+    The blocks of the first `sinks` tokens stay held. Given-back blocks stay findable until they are
+    taken, and a prefix can be reused where its last window is found. `most_held` is the bound;
+    None without one, and when all blocks together are fewer: then a request must fit whole.
     """
 
     def __init__(
@@ -68,11 +84,15 @@ class PagedGroup:
         block_size: int,
         chunk_tokens: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        far: FarPool | None = None,
     ) -> None:
         self.spec = spec
+        self.far = far
+        self.arrivals = Arrivals(far)
         self.most_held: int | None = None
         self._window = window_of(spec)
         self._block_size = block_size
+        self._num_sinks = sink_blocks(spec, block_size)
         self._pool = BlockPool(num_blocks)
         self._index = PrefixIndex()
         self._tables: dict[str, Table] = {}
@@ -80,7 +100,7 @@ class PagedGroup:
         self._idle = IdleTimes(num_blocks, clock)
         self._num_cached = 0  # free blocks that are still findable
         if self._window is not None and chunk_tokens is not None:
-            most = most_blocks_held(self._window, chunk_tokens, block_size)
+            most = most_blocks_held(self._window, chunk_tokens, block_size) + self._num_sinks
             self.most_held = most if most <= self._pool.num_usable else None
 
     @property
@@ -93,70 +113,107 @@ class PagedGroup:
         """Blocks that can be taken now, cached ones included."""
         return self._pool.num_free
 
-    def holds(self, key: PrefixKey) -> bool:
-        """Whether the block of this content can be found."""
-        return self._index.find(key) is not None
+    def holds(self, key: PrefixKey, *, near: bool = False) -> bool:
+        """Whether the block of this content can be found; `near`: on the device."""
+        if self._index.find(key) is not None:
+            return True
+        return not near and self.far is not None and self.far.find(key) is not None
 
-    def reusable_tokens(self, chain: PrefixChain, at_most: int) -> int:
+    def reusable_tokens(self, chain: PrefixChain, at_most: int, *, near: bool = False) -> int:
         """The longest prefix of full blocks of which all that the next token sees are found."""
         most = at_most // self._block_size
         if self._window is None:
             found = 0
-            while found < most and self.holds(chain.key(found)):
+            while found < most and self.holds(chain.key(found), near=near):
                 found += 1
             return found * self._block_size
+        firsts = [self.holds(chain.key(i), near=near) for i in range(min(self._num_sinks, most))]
+        most = firsts.index(False) if False in firsts else most
         # From the end: a block that is missing rules out every length whose window it is in.
         length = block = most
         while length > 0 and block > self._first_seen(length * self._block_size):
             block -= 1
-            if not self.holds(chain.key(block)):
+            if not self.holds(chain.key(block), near=near):
                 length = block
         return length * self._block_size
 
     def cost(self, chain: PrefixChain, num_shared: int, num_blocks: int) -> int:
         """Shared blocks are free of charge only while somebody else holds them."""
         shared = self._shared(chain, num_shared)
-        used = sum(1 for block in shared if self._pool.references(block))
+        used = sum(1 for block in shared if block is not None and self._pool.references(block))
         return len(shared) - used + num_blocks - num_shared
+
+    def far_units(self, chain: PrefixChain, num_shared: int) -> list[int]:
+        """Where those of the first blocks lie that are found outside the device alone."""
+        if self.far is None:
+            return []
+        pairs = zip(self._seen(num_shared), self._shared(chain, num_shared), strict=True)
+        found = [self.far.find(chain.key(index)) for index, block in pairs if block is None]
+        return [unit for unit in found if unit is not None]
 
     def growth(self, request_id: str, num_blocks: int) -> int:
         """Blocks to be taken at once to grow by `num_blocks`, chunk by chunk."""
         if self.most_held is None:
             return num_blocks
         table = self._tables[request_id]
-        return max(0, min(num_blocks, self.most_held - len(table.blocks) + table.num_behind))
+        return max(0, min(num_blocks, self.most_held - len(table.held)))
 
     def start(
-        self, request_id: str, chain: PrefixChain, num_shared: int, num_blocks: int
+        self,
+        request_id: str,
+        chain: PrefixChain,
+        num_shared: int,
+        num_blocks: int,
+        parked: int | None = None,
     ) -> list[int]:
-        """Opens a table. Shared blocks are taken first, so that the new ones cannot evict them."""
+        """Opens a table. Shared blocks are taken first, so that the new ones cannot evict them.
+
+        Blocks that are found outside the device alone arrive in new ones. `parked` is where the
+        content of the block behind the shared ones lies; the table takes its holder over.
+        """
         assert request_id not in self._tables, f"{request_id} already has a block table"
         shared = self._shared(chain, num_shared)
         for block in shared:
-            if self._pool.references(block) == 0:
-                self._num_cached -= 1
-                self._idle.reuse(block)
-            self._pool.share(block)
+            if block is not None:
+                self._share(block)
+        units = self._hold_far(chain, num_shared, shared)
         self._num_hits += len(shared)
-        num_behind = num_shared - len(shared)
-        self._tables[request_id] = table = Table([NULL_BLOCK] * num_behind + shared, num_behind)
+        num_behind = min(num_shared, self._first_seen(num_shared * self._block_size))
+        table = Table([NULL_BLOCK] * num_shared, num_behind, num_sinks=self._num_sinks)
+        self._tables[request_id] = table
+        for index, block in zip(self._seen(num_shared), shared, strict=True):
+            near = self._take() if block is None else block
+            table.blocks[index] = near
+            if block is None:
+                self.arrivals.add(request_id, Arrival(units[index], near, chain.key(index)))
         self.extend(request_id, num_blocks - num_shared)
+        if parked is not None:
+            self.arrivals.add(request_id, Arrival(parked, table.blocks[num_shared], None))
         return list(table.blocks)
+
+    def arrive(self, request_id: str) -> None:
+        """Makes blocks that have arrived findable, unless equal content already is."""
+        for arrival in self.arrivals.finish(request_id):
+            if arrival.key is not None:
+                self._index.enter(arrival.key, arrival.target)
+
+    def park(self, request_id: str, index: int) -> int | None:
+        """Copies one block of a table out of the device; returns where its copy lies, which the
+        caller holds, or None without room.
+        """
+        assert self.far is not None, "there is no place outside the device"
+        return self.far.store(self._tables[request_id].blocks[index])
 
     def extend(self, request_id: str, num_blocks: int) -> list[int]:
         """Adds blocks to a table and returns them; whatever they held is no longer findable."""
-        blocks = [self._pool.acquire() for _ in range(num_blocks)]
-        for block in blocks:
-            if self._index.discard(block):
-                self._num_cached -= 1
-                self._idle.evict(block)
+        blocks = [self._take() for _ in range(num_blocks)]
         self._tables[request_id].blocks += blocks
         return blocks
 
     def give_back(self, request_id: str, num_computed: int) -> None:
         """Gives back the blocks that no token behind the computed ones sees."""
         table, first = self._tables[request_id], self._first_seen(num_computed)
-        for index in range(table.num_behind, first):
+        for index in range(max(table.num_behind, self._num_sinks), first):
             block, table.blocks[index] = table.blocks[index], NULL_BLOCK
             key = self._index.key_of(block)
             if key is not None:
@@ -174,7 +231,12 @@ class PagedGroup:
     def discard(self, request_id: str) -> None:
         """Makes every block of the table unfindable, shared and given-back ones included."""
         table = self._tables[request_id]
-        for block in table.blocks[table.num_behind :]:
+        held = table.held
+        keys = [key for block in held if (key := self._index.key_of(block)) is not None]
+        if self.far is not None:
+            for key in (*keys, *table.keys_behind):
+                self.far.discard(key)
+        for block in held:
             self._index.discard(block)
         for key in table.keys_behind:
             found = self._index.find(key)
@@ -187,7 +249,8 @@ class PagedGroup:
     def release(self, request_id: str) -> None:
         """Closes a table, last block first: the end of a prefix is evicted before its start."""
         table = self._tables.pop(request_id)
-        for block in reversed(table.blocks[table.num_behind :]):
+        self.arrivals.finish(request_id)
+        for block in reversed(table.held):
             self._release(block)
 
     def table(self, request_id: str) -> Sequence[int]:
@@ -209,7 +272,8 @@ class PagedGroup:
         self._pool.check_integrity()
         self._index.check_integrity()
         assert self._tables.keys() == num_committed.keys(), "tables and holdings differ"
-        held = {name: table.blocks[table.num_behind :] for name, table in self._tables.items()}
+        assert self.arrivals.requests <= self._tables.keys(), "blocks arrive for nobody"
+        held = {name: table.held for name, table in self._tables.items()}
         holders = Counter(block for blocks in held.values() for block in blocks)
         for block in range(self._pool.num_blocks):
             counted, kept = holders[block], self._pool.references(block)
@@ -220,9 +284,10 @@ class PagedGroup:
         for request_id, table in self._tables.items():
             blocks = held[request_id]
             assert len(set(blocks)) == len(blocks), f"{request_id} holds a block twice"
-            assert not any(table.blocks[: table.num_behind]), "a block behind a window is named"
+            behind = table.blocks[table.num_sinks : table.num_behind]
+            assert not any(behind), "a block behind a window is named"
             assert self.most_held is None or len(blocks) <= self.most_held, "a window is too wide"
-            for block in blocks[num_committed[request_id] - table.num_behind :]:
+            for block in table.blocks[max(num_committed[request_id], table.num_behind) :]:
                 assert holders[block] == 1, f"block {block} is shared while it is written"
                 assert block not in self._index, f"block {block} is findable while it is written"
 
@@ -239,9 +304,41 @@ class PagedGroup:
             self._num_cached += 1
             self._idle.rest(block)
 
-    def _shared(self, chain: PrefixChain, num_shared: int) -> list[int]:
-        seen = range(self._first_seen(num_shared * self._block_size), num_shared)
-        found = [self._index.find(chain.key(block_index)) for block_index in seen]
-        blocks = [block for block in found if block is not None]
-        assert len(blocks) == len(seen), "cached tokens are claimed that lookup did not report"
-        return blocks
+    def _take(self) -> int:
+        """Takes a free block; what can be found in it goes out of the device, if it can."""
+        block = self._pool.acquire()
+        key = self._index.key_of(block)
+        if key is not None:
+            if self.far is not None:
+                self.far.keep(key, block)
+            self._index.discard(block)
+            self._num_cached -= 1
+            self._idle.evict(block)
+        return block
+
+    def _share(self, block: int) -> None:
+        if self._pool.references(block) == 0:
+            self._num_cached -= 1
+            self._idle.reuse(block)
+        self._pool.share(block)
+
+    def _hold_far(
+        self, chain: PrefixChain, num_shared: int, shared: Sequence[int | None]
+    ) -> dict[int, int]:
+        """Holds the units of blocks that are not on the device, by their place in the table."""
+        units: dict[int, int] = {}
+        for index, block in zip(self._seen(num_shared), shared, strict=True):
+            if block is None:
+                unit = None if self.far is None else self.far.find(chain.key(index))
+                assert unit is not None, "cached tokens are claimed that lookup did not report"
+                units[index] = self.arrivals.hold(unit)
+        return units
+
+    def _seen(self, num_shared: int) -> list[int]:
+        """The shared blocks that the token behind them sees."""
+        first = self._first_seen(num_shared * self._block_size)
+        return [*range(min(self._num_sinks, first, num_shared)), *range(first, num_shared)]
+
+    def _shared(self, chain: PrefixChain, num_shared: int) -> list[int | None]:
+        """The blocks of a prefix that the next token sees; None for one not on the device."""
+        return [self._index.find(chain.key(index)) for index in self._seen(num_shared)]

@@ -17,8 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from firstlight.cache.arrivals import Arrival, Arrivals
 from firstlight.cache.block_pool import BlockPool
 from firstlight.cache.cache_group import GroupUsage, SlotCopy, count_units
+from firstlight.cache.far_pool import FarPool
 from firstlight.cache.idle_times import IdleTimes
 from firstlight.cache.prefix_index import PrefixChain, PrefixIndex, PrefixKey
 from firstlight.cache.snapshot_values import SnapshotValues
@@ -76,6 +78,7 @@ class RecurrentGroup:
         block_size: int,
         holds_pages: Callable[[PrefixKey], bool] = lambda key: True,
         clock: Callable[[], float] = time.monotonic,
+        far: FarPool | None = None,
     ) -> None:
         if num_slots < 2:
             raise OutOfBudget(
@@ -83,10 +86,13 @@ class RecurrentGroup:
                 "reserved, so at least 2 are needed; give the cache more memory"
             )
         self.spec = spec
+        self.far = far
+        self.arrivals = Arrivals(far)
         self._group = index
         self._block_size = block_size
         self._pool = BlockPool(num_slots)
         self._index = PrefixIndex()  # snapshots
+        self._holds_pages = holds_pages
         self._values = SnapshotValues(holds_pages)
         self._live: dict[str, Live] = {}
         self._restores: list[SlotCopy] = []
@@ -103,44 +109,73 @@ class RecurrentGroup:
         """Slots that can be taken now, those of snapshots included."""
         return self._pool.num_free
 
-    def reusable_tokens(self, chain: PrefixChain, at_most: int) -> int:
+    def reusable_tokens(self, chain: PrefixChain, at_most: int, *, near: bool = False) -> int:
         """The longest snapshot of the prefix. There are few of them, so each is compared."""
         most = at_most // self._block_size
-        for num_blocks in sorted((n for n in self._values.lengths if n <= most), reverse=True):
-            if self.has_snapshot(chain, num_blocks):
+        lengths = self._values.lengths
+        if self.far is not None and not near:
+            lengths = lengths | self.far.lengths
+        for num_blocks in sorted((n for n in lengths if n <= most), reverse=True):
+            if self.has_snapshot(chain, num_blocks, near=near):
                 return num_blocks * self._block_size
         return 0
 
-    def has_snapshot(self, chain: PrefixChain, num_blocks: int) -> bool:
-        """Whether the state behind the first `num_blocks` blocks can be found."""
-        return self._index.find(chain.key(num_blocks - 1)) is not None
+    def has_snapshot(self, chain: PrefixChain, num_blocks: int, *, near: bool = False) -> bool:
+        """Whether the state behind the first `num_blocks` blocks can be found; `near`: on the
+        device.
+        """
+        key = chain.key(num_blocks - 1)
+        if self._index.find(key) is not None:
+            return True
+        return not near and self.far is not None and self.far.find(key) is not None
+
+    def far_units(self, chain: PrefixChain, num_shared: int) -> list[int]:
+        """Where the snapshot to resume from lies, if that is outside the device alone."""
+        if self.far is None or num_shared == 0:
+            return []
+        key = chain.key(num_shared - 1)
+        unit = self.far.find(key) if self._index.find(key) is None else None
+        return [] if unit is None else [unit]
 
     def cost(self, chain: PrefixChain, num_shared: int, num_blocks: int) -> int:
         """One live slot, whatever the length."""
         return 1
 
     def start(
-        self, request_id: str, chain: PrefixChain, num_shared: int, num_blocks: int
+        self,
+        request_id: str,
+        chain: PrefixChain,
+        num_shared: int,
+        num_blocks: int,
+        parked: int | None = None,
     ) -> list[int]:
         """Takes a live slot. When the last free slot is the snapshot to restore from, that slot
         itself becomes live and nothing is copied.
+
+        A snapshot outside the device arrives in the live slot, and so does the state that lies at
+        `parked`, whose holder the slot takes over.
         """
         assert request_id not in self._live, f"{request_id} already has a slot"
-        if num_shared == 0:
+        if parked is not None:
+            live = Live(self._acquire())
+            self.arrivals.add(request_id, Arrival(parked, live.slot, None))
+        elif num_shared == 0:
             live = Live(self._acquire())
         else:
-            key = chain.key(num_shared - 1)
-            source = self._index.find(key)
-            assert source is not None, "a snapshot is claimed that lookup did not report"
-            self._values.use(source)
-            self._idle.reuse(source)
-            self._idle.rest(source)
-            live = Live(self._acquire(spare=source), [key])
-            self._num_hits += 1
-            if live.slot != source:
-                self._restores.append(SlotCopy(self._group, source, live.slot))
+            live = self._resume(request_id, chain.key(num_shared - 1))
         self._live[request_id] = live
         return [live.slot]
+
+    def arrive(self, request_id: str) -> None:
+        """Notes that a live slot has got its state."""
+        self.arrivals.finish(request_id)
+
+    def park(self, request_id: str) -> int | None:
+        """Copies the live slot out of the device; returns where its copy lies, which the caller
+        holds, or None without room.
+        """
+        assert self.far is not None, "there is no place outside the device"
+        return self.far.store(self._live[request_id].slot)
 
     def extend(self, request_id: str, num_blocks: int) -> list[int]:
         """The live slot serves any length."""
@@ -189,6 +224,8 @@ class RecurrentGroup:
     def discard(self, request_id: str) -> None:
         """Makes the snapshots the request found or entered unfindable."""
         for key in self._live[request_id].keys:
+            if self.far is not None:
+                self.far.discard(key)
             slot = self._index.find(key)
             if slot is not None:
                 self._drop(slot)
@@ -196,6 +233,7 @@ class RecurrentGroup:
     def release(self, request_id: str) -> None:
         """Gives back the live slot and drops a snapshot that is under way."""
         live = self._live.pop(request_id)
+        self.arrivals.finish(request_id)
         self._pool.release(live.slot, keep=False)
         if live.saving is not None:
             self._pool.release(live.saving.slot, keep=False)
@@ -219,6 +257,7 @@ class RecurrentGroup:
         self._pool.check_integrity()
         self._index.check_integrity()
         assert self._live.keys() == num_committed.keys(), "slots and holdings differ"
+        assert self.arrivals.requests <= self._live.keys(), "state arrives for nobody"
         lives = self._live.values()
         holders = Counter(live.slot for live in lives)
         holders.update(live.saving.slot for live in lives if live.saving is not None)
@@ -229,6 +268,25 @@ class RecurrentGroup:
             assert counted == kept, f"slot {slot} has {counted} holders, {kept} references kept"
             assert counted <= (slot not in snapshots), f"slot {slot} is findable or held twice"
         assert not self._restores, "a restore was never handed out"
+
+    def _resume(self, request_id: str, key: PrefixKey) -> Live:
+        """A live slot that gets the state of a snapshot, before the tokens behind it come."""
+        source = self._index.find(key)
+        self._num_hits += 1
+        if source is None:
+            unit = None if self.far is None else self.far.find(key)
+            assert unit is not None, "a snapshot is claimed that lookup did not report"
+            unit = self.arrivals.hold(unit)
+            live = Live(self._acquire(), [key])
+            self.arrivals.add(request_id, Arrival(unit, live.slot, key))
+            return live
+        self._values.use(source)
+        self._idle.reuse(source)
+        self._idle.rest(source)
+        live = Live(self._acquire(spare=source), [key])
+        if live.slot != source:
+            self._restores.append(SlotCopy(self._group, source, live.slot))
+        return live
 
     @property
     def _has_empty(self) -> bool:
@@ -241,6 +299,9 @@ class RecurrentGroup:
         if self._has_empty:
             return self._pool.acquire()
         slot = self._values.choose_victim(spare=spare)
+        key = self._index.key_of(slot)
+        if self.far is not None and key is not None and self._holds_pages(key):
+            self.far.keep(key, slot, length=self._values.length(slot))
         self._forget(slot)
         self._idle.evict(slot)
         self._pool.share(slot)

@@ -64,6 +64,10 @@ class SnapshotValues:
         """Forgets a snapshot, if there is one."""
         self._kept.pop(slot, None)
 
+    def length(self, slot: int) -> int:
+        """The blocks of tokens behind which the state of a slot is."""
+        return self._kept[slot].num_blocks
+
     def is_fresh(self, slot: int) -> bool:
         """Whether nobody has resumed from the snapshot."""
         return self._kept[slot].fresh

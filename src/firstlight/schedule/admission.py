@@ -168,14 +168,22 @@ def hold_for_blocks(room: Room, needed: BlockCounts) -> Hold | None:
     return None if fits else Hold.NO_BLOCKS
 
 
-def find_hold(request: Request, room: Room, cache: CacheManager) -> Hold | None:
-    """The first reason why a waiting request is not admitted; the costly test comes last."""
+def find_hold(
+    request: Request,
+    room: Room,
+    cache: CacheManager,
+    lookup: Callable[[Request], int] | None = None,
+) -> Hold | None:
+    """The first reason why a waiting request is not admitted; the costly test comes last.
+
+    `lookup` says how many of its tokens are taken from the cache; the cache's own by default.
+    """
     hold = hold_for_row(room) or hold_for_tokens(room) or hold_for_contest(room)
     hold = hold or hold_for_slot(cache)
     if hold is not None:
         return hold
     num_tokens = min(request.num_known + 1, cache.max_tokens)
-    needed = cache.needs(request, num_tokens, num_cached=cache.lookup(request))
+    needed = cache.needs(request, num_tokens, num_cached=(lookup or cache.lookup)(request))
     return hold_for_blocks(room, needed)
 
 

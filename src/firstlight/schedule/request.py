@@ -77,9 +77,12 @@ class SubmittedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestState(str, Enum):
-    """Where a request stands. Waiting covers the never started and the preempted."""
+    """Where a request stands. Waiting covers the never started and the preempted; arriving are
+    those that hold blocks whose content is on its way.
+    """
 
     WAITING = "waiting"
+    ARRIVING = "arriving"
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -90,6 +93,7 @@ class Request:
     Each step computed tokens catch up with known tokens; when they have, one more token is sampled.
     Ranks hold the first `num_sent` known tokens; the caller has the log-probabilities of the first
     `num_scored` prompt tokens (the first token has none). `prefix_chain` belongs to the cache.
+    `shuns_tiers` is set when state outside the device was waited for in vain.
     """
 
     def __init__(self, submitted: SubmittedRequest, arrival: int) -> None:
@@ -106,6 +110,7 @@ class Request:
         self.num_scored = 1
         self.prefix_chain: PrefixChain | None = None
         self.row: int | None = None
+        self.shuns_tiers = False
         self.state = RequestState.WAITING
 
     @property

@@ -31,9 +31,15 @@ from firstlight.schedule.request import FinishReason, Request, RequestState, Sub
 from firstlight.schedule.request_order import RequestOrder
 from firstlight.schedule.row_table import RowTable
 from firstlight.schedule.settings import SchedulerSettings
-from firstlight.schedule.step import SampledToken, SequenceStep, StepPlan, StepResult
+from firstlight.schedule.step import (
+    SampledToken,
+    SequenceStep,
+    StepPlan,
+    StepResult,
+)
 from firstlight.schedule.step_draft import StepDraft
 from firstlight.schedule.tally import SchedulerCounts, Tally
+from firstlight.schedule.tier_policy import TierPolicy
 
 
 class Scheduler:
@@ -51,6 +57,8 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._rows = RowTable(settings.max_sequences)
         self._tally = Tally()
+        self._tiers = TierPolicy(cache, self._tally)
+        self._incoming = self._tiers.incoming
         self._num_steps = 0
         self._under_way: StepDraft | None = None
 
@@ -62,7 +70,8 @@ class Scheduler:
     @property
     def counts(self) -> SchedulerCounts:
         """Counters and gauges, which add up at any moment."""
-        return self._tally.counts(waiting=len(self._waiting), running=len(self._running))
+        waiting = len(self._waiting) + len(self._incoming)
+        return self._tally.counts(waiting=waiting, running=len(self._running))
 
     def add(self, submitted: SubmittedRequest) -> None:
         """Queues a request. Raises RequestError with a RefusalCode and then keeps nothing."""
@@ -91,6 +100,10 @@ class Scheduler:
             self._finish(request, FinishReason.CANCELLED)
         return [_last_update(request, FinishReason.CANCELLED) for request in found]
 
+    def fail_all(self, reason: str) -> list[RequestUpdate]:
+        """Ends every request with an error: nothing that was computed of them can be trusted."""
+        return [self._fail(request, reason) for request in list(self._requests.values())]
+
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do. After a step comes update().
 
@@ -112,12 +125,15 @@ class Scheduler:
             self._advance(request, draft)
         draft.budget += kept
         self._admit(draft, prompts)
-        assert draft.steps, "there are requests and none advances"
+        assert draft.steps or len(self._incoming), "there are requests and none advances"
         self._under_way = draft
+        saves = self._make_snapshots(draft)
+        fetches, recalled = self._incoming.take_orders()
+        draft.move(self._cache.tiers.take_moves(), fetches=fetches, recalled=recalled)
         return draft.to_plan(
             self._rows.take_released(),
             restores=self._cache.take_restores(),
-            saves=self._make_snapshots(draft),
+            saves=saves,
         )
 
     def update(self, result: StepResult) -> list[RequestUpdate]:
@@ -127,6 +143,8 @@ class Scheduler:
         """
         draft, self._under_way = self._under_way, None
         assert draft is not None and draft.number == result.step, "a result of no step under way"
+        for request in self._tiers.take(result, sum(s.count for s in draft.steps.values())):
+            self._waiting.add(request)
         answers = Answers(result)
         updates: list[RequestUpdate] = []
         for request, step in draft.steps.items():
@@ -142,12 +160,14 @@ class Scheduler:
         self._running.check_integrity()
         self._waiting.check_integrity()
         self._cache.check_integrity()
-        waiting, running = list(self._waiting), list(self._running)
+        running, arriving = list(self._running), self._incoming.requests
+        waiting = [*self._waiting, *arriving]
         self._tally.check_integrity(waiting=len(waiting), running=len(running))
         assert {*waiting, *running} == set(self._requests.values()), "a request is in no queue"
         assert all(request.row is None for request in waiting), "a waiting request has a row"
         self._rows.check_integrity([request.row for request in running if request.row is not None])
-        assert self._cache.usage().num_requests == len(running), "blocks are held by no running one"
+        holding = len(running) + len(arriving)
+        assert self._cache.usage().num_requests == holding, "blocks are held by no running one"
 
     def _split_running(self) -> tuple[list[Request], list[Request]]:
         """Running requests one token behind, and the others in the order they are to advance."""
@@ -192,9 +212,15 @@ class Scheduler:
     def _grow_by_preempting(
         self, request: Request, num_tokens: int, draft: StepDraft
     ) -> list[list[int]] | None:
-        """Preempts from the end of the running order until the blocks suffice or it is last."""
+        """Takes back the blocks of requests that have not started, then preempts from the end of
+        the running order, until the blocks suffice or it is last.
+        """
         blocks = None
         while blocks is None:
+            if len(self._incoming):
+                self._recall(self._incoming.requests[-1])
+                blocks = self._cache.grow(request, num_tokens)
+                continue
             victim = self._running.last
             assert victim is not None, f"{request.request_id} is not running"
             if victim is request:
@@ -205,7 +231,10 @@ class Scheduler:
         return blocks
 
     def _preempt(self, request: Request) -> None:
-        """Puts a running request back into the queue; what it computed may still be cached then."""
+        """Puts a running request back into the queue; what it computed may still be cached then,
+        and goes out of the device whole if bringing it back is the quicker way.
+        """
+        self._tiers.park(request)
         self._stop(request)
         request.state = RequestState.WAITING
         request.num_preemptions += 1
@@ -223,6 +252,8 @@ class Scheduler:
     def _admit(self, draft: StepDraft, prompts: list[Request]) -> None:
         """Starts waiting requests in order until one has to wait, and notes why it has to."""
         self._tally.held_back = None
+        if len(self._incoming):
+            self._start_arrived(draft)
         reserved = self._reserved_blocks(prompts)
         while (request := self._waiting.first) is not None:
             hold = self._find_hold(request, draft, reserved)
@@ -233,9 +264,9 @@ class Scheduler:
             reserved = reserved.plus(self._cache.needs(request, request.num_known), each=1)
 
     def _find_hold(self, request: Request, draft: StepDraft, reserved: BlockCounts) -> Hold | None:
-        free_blocks = self._cache.free_blocks
-        room = Room(self._rows.num_free, draft.budget, free_blocks, reserved, draft.is_contested)
-        return find_hold(request, room, self._cache)
+        free_blocks, num_rows = self._cache.free_blocks, self._rows.num_free - len(self._incoming)
+        room = Room(num_rows, draft.budget, free_blocks, reserved, draft.is_contested)
+        return find_hold(request, room, self._cache, self._tiers.lookup)
 
     def _reserved_blocks(self, prompts: list[Request]) -> BlockCounts:
         """Blocks that running prompts still need, and one for each running request to write on.
@@ -243,24 +274,54 @@ class Scheduler:
         Without them a newcomer would take the blocks of half-computed prompts and be preempted for
         it.
         """
-        num_groups = len(self._cache.free_blocks.by_group)
-        reserved = BlockCounts((len(self._running),) * num_groups)
-        for request in prompts:
+        num_groups, arriving = len(self._cache.free_blocks.by_group), self._incoming.requests
+        reserved = BlockCounts((len(self._running) + len(arriving),) * num_groups)
+        for request in (*prompts, *arriving):
             reserved = reserved.plus(self._cache.needs(request, request.num_known))
         return reserved
 
     def _start(self, request: Request, draft: StepDraft) -> None:
-        """Gives a waiting request row and blocks; plans its first tokens behind the cached ones."""
+        """Gives a waiting request row and blocks; plans its first tokens behind the cached ones. If
+        some of those lie outside the device they are ordered, and it starts when they are there.
+        """
         self._waiting.remove(request)
-        request.num_computed = self._cache.lookup(request)
+        request.num_computed = self._tiers.lookup(request)
+        if not self._tiers.stage(request):
+            has_begun = self._begin(request, draft)
+            assert has_begun, f"{request.request_id} was admitted without blocks"
+
+    def _begin(self, request: Request, draft: StepDraft) -> bool:
+        """Hands a request to the ranks; False, and nothing taken, without blocks for its tokens."""
         count = self._count(request, draft)
-        blocks = self._cache.grow(request, request.num_computed + count)
-        assert blocks is not None, f"{request.request_id} was admitted without blocks"
+        if self._cache.grow(request, request.num_computed + count) is None:
+            return False
         self._tally.start(request)
         request.row = self._rows.take()
         request.state = RequestState.RUNNING
         self._running.add(request)
-        draft.add_new(request, count, blocks)
+        draft.add_new(request, count, self._cache.blocks(request))
+        return True
+
+    def _start_arrived(self, draft: StepDraft) -> None:
+        """Starts requests whose state has come. If none runs and blocks are short, others of them
+        yield.
+        """
+        for request in self._incoming.arrived:
+            if draft.budget < 1 or draft.is_contested:
+                return
+            if request not in self._incoming:
+                continue
+            while not self._begin(request, draft):
+                others = [other for other in self._incoming.requests if other is not request]
+                if len(self._running) or not others:
+                    return
+                self._recall(others[-1])
+            self._incoming.remove(request)
+
+    def _recall(self, request: Request) -> None:
+        """Puts a request whose state is on its way back into the queue."""
+        self._tiers.recall(request)
+        self._waiting.add(request)
 
     def _settle(
         self, request: Request, step: SequenceStep, answers: Answers
@@ -308,8 +369,11 @@ class Scheduler:
         """Ends a waiting or running request and gives back everything it holds."""
         if request.state is RequestState.RUNNING:
             self._stop(request)
+        elif request.state is RequestState.ARRIVING:
+            self._tiers.recall(request)
         else:
             self._waiting.remove(request)
+        self._cache.tiers.drop(request.request_id)
         request.state = RequestState.FINISHED
         del self._requests[request.request_id]
         self._tally.finished[reason] += 1

@@ -36,6 +36,26 @@ class StateCopy(msgspec.Struct, frozen=True, array_like=True):
     target: int
 
 
+class UnitCopy(msgspec.Struct, frozen=True, array_like=True):
+    """A copy of unit `source` of a cache group onto unit `target`, in every layer of the group.
+
+    Units of all places share one numbering: those of the device, then host memory, then disk.
+    """
+
+    group: int
+    source: int
+    target: int
+
+
+class Fetch(msgspec.Struct, frozen=True, array_like=True):
+    """Copies to the device for one request, which it waits for before it starts. Until `ticket` is
+    no longer pending nobody else reads or writes the targets.
+    """
+
+    ticket: int
+    copies: list[UnitCopy]
+
+
 class TokenMask(msgspec.Struct, frozen=True, array_like=True):
     """The tokens a row may sample: bit i of the little-endian 32-bit words stands for token i."""
 
@@ -64,7 +84,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step of every rank. `released` rows are dropped before the step begins.
 
     `restores` are carried out before the first token is computed, `saves` after the last one; each
-    list reads all its sources before it writes a target.
+    list reads all its sources before it writes a target. Before all of them the tickets `recalled`
+    are dropped and `moves` are carried out in their order; behind the restores `fetches` begin.
     `masks` limit the rows they name; other rows may sample anything.
     """
 
@@ -75,6 +96,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     restores: list[StateCopy] = []
     saves: list[StateCopy] = []
     masks: list[TokenMask] = []
+    moves: list[UnitCopy] = []
+    fetches: list[Fetch] = []
+    recalled: list[int] = []
 
     @property
     def num_tokens(self) -> int:
@@ -120,6 +144,33 @@ class FailedRow(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class LostUnit(msgspec.Struct, frozen=True, array_like=True):
+    """A unit outside the device whose content could not be written or read, and why."""
+
+    group: int
+    unit: int
+    reason: str
+
+
+class TierFlow(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes that a rank moved from (`inward`) or to a place, and the seconds it took."""
+
+    place: str
+    inward: bool
+    num_bytes: int
+    seconds: float
+
+
+class TierReport(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank says of its tiers: tickets not carried out yet, and since its last report what
+    was lost and moved.
+    """
+
+    pending: list[int] = []
+    lost: list[LostUnit] = []
+    flows: list[TierFlow] = []
+
+
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """What a rank answers to a plan. Only the first rank of a tensor parallel group samples."""
 
@@ -128,3 +179,4 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[PromptLogprobs]
     failed: list[FailedRow]
     seconds: float
+    tiers: TierReport | None = None

@@ -3,8 +3,16 @@
 from collections.abc import Iterable
 
 from firstlight.cache.cache_group import SlotCopy
+from firstlight.cache.far_pool import UnitMove
 from firstlight.schedule.request import Request
-from firstlight.schedule.step import NewSequence, SequenceStep, StateCopy, StepPlan
+from firstlight.schedule.step import (
+    Fetch,
+    NewSequence,
+    SequenceStep,
+    StateCopy,
+    StepPlan,
+    UnitCopy,
+)
 
 
 class StepDraft:
@@ -20,6 +28,9 @@ class StepDraft:
         self.is_contested = False
         self.steps: dict[Request, SequenceStep] = {}
         self._new: list[NewSequence] = []
+        self._moves: list[UnitCopy] = []
+        self._fetches: list[Fetch] = []
+        self._recalled: list[int] = []
 
     def add(self, request: Request, count: int, new_blocks: list[list[int]]) -> None:
         """Computes `count` more tokens of a request whose row the ranks hold."""
@@ -57,6 +68,11 @@ class StepDraft:
         if step is not None:
             self.budget += step.count
 
+    def move(self, moves: Iterable[UnitMove], *, fetches: list[Fetch], recalled: list[int]) -> None:
+        """Moves state between the device and what lies beyond it."""
+        self._moves = [UnitCopy(*move) for move in moves]
+        self._fetches, self._recalled = fetches, recalled
+
     def to_plan(
         self,
         released: list[int],
@@ -72,4 +88,7 @@ class StepDraft:
             released,
             restores=[StateCopy(*copy) for copy in restores],
             saves=[StateCopy(*copy) for copy in saves],
+            moves=self._moves,
+            fetches=self._fetches,
+            recalled=self._recalled,
         )

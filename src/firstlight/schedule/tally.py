@@ -13,6 +13,10 @@ class SchedulerCounts(msgspec.Struct, frozen=True, kw_only=True):
     received = waiting + running + all `finished` + all `refused` (by the code of the refusal).
     `prompt_tokens` are those of requests that have started, `cached_tokens` the part of them found
     in the cache then; `computed_tokens` include what was computed again after preemptions.
+    Of `preemptions` `swaps` left their state outside the device; `fetches` brought state from there
+    for a request, `late_fetches` did so after the first step it could have been in, and
+    `recomputed_tokens` could have been brought but were computed, as the quicker way. `lost_units`
+    are those outside the device whose content was lost.
     `held_back` says why the first waiting request was not admitted in the last step, if it was not.
     """
 
@@ -27,6 +31,11 @@ class SchedulerCounts(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens: int
     output_tokens: int
     held_back: str | None
+    swaps: int = 0
+    fetches: int = 0
+    late_fetches: int = 0
+    recomputed_tokens: int = 0
+    lost_units: int = 0
 
 
 class Tally:
@@ -39,6 +48,11 @@ class Tally:
         self.cached_tokens = 0
         self.computed_tokens = 0
         self.output_tokens = 0
+        self.swaps = 0
+        self.fetches = 0
+        self.late_fetches = 0
+        self.recomputed_tokens = 0
+        self.lost_units = 0
         self.finished: Counter[FinishReason] = Counter()
         self.refused: Counter[str] = Counter()
         self.held_back: str | None = None
@@ -64,6 +78,11 @@ class Tally:
             computed_tokens=self.computed_tokens,
             output_tokens=self.output_tokens,
             held_back=self.held_back,
+            swaps=self.swaps,
+            fetches=self.fetches,
+            late_fetches=self.late_fetches,
+            recomputed_tokens=self.recomputed_tokens,
+            lost_units=self.lost_units,
         )
 
     def check_integrity(self, *, waiting: int, running: int) -> None:

@@ -1,0 +1,71 @@
+"""Owns how a rank's store of units outside the device is made from what the engine orders."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from firstlight.cache.far_pool import FarSizes
+from firstlight.layers.layer_state import LayerState
+from firstlight.runner.disk_tier import DiskTier
+from firstlight.runner.host_tier import HostTier
+from firstlight.runner.protocol import AllocateCaches, RankSettings
+from firstlight.runner.tier_store import GroupPlaces, TierStore
+from firstlight.runner.unit_bytes import GroupUnits
+
+
+def open_tiers(
+    states: Sequence[LayerState],
+    order: AllocateCaches,
+    settings: RankSettings,
+    *,
+    weights: str,
+    device: torch.device,
+) -> TierStore | None:
+    """Returns the store behind these layer states; None when nothing is to lie outside the device.
+
+    Raises EnvironmentProblem when the folder of the disk tier cannot hold it.
+    """
+    layout = {
+        "weights": weights,
+        "rank": settings.rank,
+        "tp": settings.tp,
+        "block_size": settings.block_size,
+        "kv_dtype": settings.kv_dtype,
+    }
+    sizes = [FarSizes(*pair) for pair in order.far]
+    return make_store(states, sizes, folder=order.tier_folder, layout=layout, device=device)
+
+
+def make_store(
+    states: Sequence[LayerState],
+    sizes: Sequence[FarSizes],
+    *,
+    folder: str,
+    layout: Mapping[str, Any],
+    device: torch.device,
+) -> TierStore | None:
+    """Returns a store of so many units of each cache group; None without sizes. `layout` says whose
+    state it is; how units are made up is added here.
+    """
+    if not sizes:
+        return None
+    groups: list[GroupPlaces] = []
+    first_byte = 0
+    for index, size in enumerate(sizes):
+        units = GroupUnits([state for state in states if state.group == index])
+        host = HostTier(size.host, units.unit_bytes, pinned=device.type != "cpu")
+        groups.append(GroupPlaces(units, size, host, first_byte))
+        first_byte += size.disk * units.unit_bytes
+    disk = None
+    if first_byte:
+        described = {**layout, "groups": [_describe(group.units) for group in groups]}
+        disk = DiskTier(Path(folder), first_byte, described)
+    return TierStore(groups, disk)
+
+
+def _describe(units: GroupUnits) -> list[Any]:
+    """What one unit holds of every layer; layers that are alike are said once."""
+    layers = [[[str(t.dtype), list(t.shape[1:])] for t in layer] for layer in units.layers]
+    return [len(layers), [layer for n, layer in enumerate(layers) if layer not in layers[:n]]]
