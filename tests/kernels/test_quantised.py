@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from firstlight.kernels.reference import quantised as module
+from firstlight.kernels.reference import running_softmax as module
 from firstlight.kernels.reference.attention import paged_attention
 from firstlight.kernels.reference.latent import expanded_latent_attention, latent_attention
 from firstlight.kernels.reference.quantised import (

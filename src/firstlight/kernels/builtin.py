@@ -39,6 +39,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "paged_attention": attention.paged_attention,
     "rotary_paged_attention": attention.rotary_paged_attention,
     "attention": attention.attention,
+    "segment_attention": attention.segment_attention,
     "greedy": dense.greedy,
     "gated_activation": experts.gated_activation,
     "experts": experts.experts,
@@ -47,8 +48,11 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "delta_rule": delta_rule.delta_rule,
     "latent_attention": latent.latent_attention,
     "expanded_latent_attention": latent.expanded_latent_attention,
+    "segment_latent_attention": latent.segment_latent_attention,
     "int8_paged_attention": quantised.int8_paged_attention,
+    "int8_segment_attention": quantised.int8_segment_attention,
     "int8_latent_attention": quantised.int8_latent_attention,
+    "int8_segment_latent_attention": quantised.int8_segment_latent_attention,
     "int8_expanded_latent_attention": quantised.int8_expanded_latent_attention,
     "residual_mix": residual_mix.residual_mix,
     "pack_weight_as": packed.pack_weight_as,
@@ -77,7 +81,13 @@ NATIVE_VARIANTS = {
     "experts_mxfp4": BOTH,
     "short_conv": BOTH[1:],
     "delta_rule": BOTH[1:],
+    "segment_attention": BOTH[:1],
     "latent_attention": BOTH[:1],
+    "segment_latent_attention": BOTH[:1],
+    "int8_paged_attention": BOTH[:1],
+    "int8_segment_attention": BOTH[:1],
+    "int8_latent_attention": BOTH[:1],
+    "int8_segment_latent_attention": BOTH[:1],
     "residual_mix": BOTH[1:],
     "pack_weight_as": BOTH[:1],
     "packed_rows": BOTH[:1],
@@ -88,9 +98,7 @@ NATIVE_VARIANTS = {
 
 # Operations that no native kernel computes yet, and why that is worth knowing.
 NOT_NATIVE_YET = {
-    "int8_paged_attention": "no native kernel reads INT8 pages yet; float caches are faster",
-    "int8_latent_attention": "no native kernel reads INT8 rows yet; float caches are faster",
-    "int8_expanded_latent_attention": "no native kernel reads INT8 rows yet",
+    "int8_expanded_latent_attention": "the absorbed form is faster at every length",
 }
 
 

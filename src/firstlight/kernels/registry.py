@@ -22,6 +22,7 @@ OPERATIONS = (
     "paged_attention",
     "rotary_paged_attention",
     "attention",
+    "segment_attention",
     "greedy",
     "gated_activation",
     "experts",
@@ -30,8 +31,11 @@ OPERATIONS = (
     "delta_rule",
     "latent_attention",
     "expanded_latent_attention",
+    "segment_latent_attention",
     "int8_paged_attention",
+    "int8_segment_attention",
     "int8_latent_attention",
+    "int8_segment_latent_attention",
     "int8_expanded_latent_attention",
     "residual_mix",
     "pack_weight_as",
@@ -121,6 +125,7 @@ class KernelSet:
     paged_attention: Callable[..., Any]
     rotary_paged_attention: Callable[..., Any]
     attention: Callable[..., Any]
+    segment_attention: Callable[..., Any]
     greedy: Callable[..., Any]
     gated_activation: Callable[..., Any]
     experts: Callable[..., Any]
@@ -129,8 +134,11 @@ class KernelSet:
     delta_rule: Callable[..., Any]
     latent_attention: Callable[..., Any]
     expanded_latent_attention: Callable[..., Any]
+    segment_latent_attention: Callable[..., Any]
     int8_paged_attention: Callable[..., Any]
+    int8_segment_attention: Callable[..., Any]
     int8_latent_attention: Callable[..., Any]
+    int8_segment_latent_attention: Callable[..., Any]
     int8_expanded_latent_attention: Callable[..., Any]
     residual_mix: Callable[..., Any]
     pack_weight_as: Callable[..., Any]

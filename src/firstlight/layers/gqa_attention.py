@@ -5,7 +5,7 @@ the weights at hand, so one forward serves every tensor parallel degree.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -13,7 +13,10 @@ from firstlight.kernels.registry import KernelSet
 from firstlight.layers.layer_state import KeysValues, PagedKeysValues, QuantisedKeysValues
 from firstlight.layers.norm import RMSNorm
 from firstlight.layers.packed_batch import PackedBatch
+from firstlight.layers.paged_attention import PagedCall, PagedKernels
+from firstlight.layers.patterned_attention import attend_pattern, is_patterned
 from firstlight.layers.rotary import RotaryTable
+from firstlight.sharding.attention_pattern import FULL, AttentionPattern
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class GroupedQueryAttention(nn.Module):
         self.shape = shape
         self.kernels = kernels
         self.scale = shape.head_dim**-0.5
+        self.pattern: AttentionPattern = FULL
         # One table serves all layers; as a plain attribute it is not registered once per layer.
         self.__dict__["rotary"] = rotary
 
@@ -56,6 +60,9 @@ class GroupedQueryAttention(nn.Module):
         """Returns [T, D]. Without a state tokens attend within the batch: that is training."""
         if state is None:
             out_TNH = self._attend_within(x_TD, batch)
+        elif is_patterned(self.pattern, state):
+            heads = self._rotated(x_TD, batch)
+            out_TNH = attend_heads(heads, batch, state, PatternedHeads.of(self))
         elif isinstance(state, QuantisedKeysValues):
             out_TNH = self._attend_quantised(x_TD, batch, state)
         else:
@@ -120,6 +127,47 @@ class GroupedQueryAttention(nn.Module):
         if self.shape.norm_epsilon is not None:
             q_TNH, k_TKH = self.q_norm(q_TNH), self.k_norm(k_TKH)
         return q_TNH, k_TKH, v_TD.view(size)
+
+
+class PatternedHeads(NamedTuple):
+    """What attention of heads needs where it is not the plain one over near pages."""
+
+    kernels: KernelSet
+    pattern: AttentionPattern
+    scale: float
+    window: int | None
+
+    @classmethod
+    def of(cls, layer: GroupedQueryAttention) -> "PatternedHeads":
+        """Returns that of a layer."""
+        return cls(layer.kernels, layer.pattern, layer.scale, layer.shape.window)
+
+
+def attend_heads(
+    heads: tuple[Tensor, Tensor, Tensor],
+    batch: PackedBatch,
+    state: KeysValues,
+    how: PatternedHeads,
+) -> Tensor:
+    """Attends rotated queries as the pattern says, wherever pages lie; returns [T, N, H]."""
+    q_TNH, k_TKH, v_TKH = heads
+    assert batch.contexts_B is not None
+    call = PagedCall(
+        q_TNH,
+        (k_TKH, v_TKH),
+        batch.bounds,
+        batch.starts_B1,
+        batch.contexts_B,
+        batch.tables[state.group],
+        how.scale,
+    )
+    kernels = how.kernels
+    if isinstance(state, QuantisedKeysValues):
+        whole, segment = kernels.int8_paged_attention, kernels.int8_segment_attention
+    else:
+        whole, segment = kernels.paged_attention, kernels.segment_attention
+    chosen = PagedKernels(whole, segment, kernels.linear, v_TKH.shape[2], latent=False)
+    return attend_pattern(call, state, chosen, how.pattern, how.window)
 
 
 def quantised_pages(batch: PackedBatch, state: QuantisedKeysValues) -> tuple[Any, ...]:

@@ -2,7 +2,9 @@
 request.
 
 Pages of a layer may lie outside its tensors: then `far` fetches those of layer `layer`, and page
-ids from `far.first` on are its.
+ids from `far.first` on are its. `summaries` are the mean keys of all pages, far ones too, [page
+ids, kv_heads, head_dim] or [page ids, width] in fp16, for layers that choose blocks: whoever gives
+a page another id moves its row along.
 """
 
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ class PagedKeysValues:
     group: int
     far: FarPages | None = None
     layer: int = 0
+    summaries: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class PagedLatents:
     group: int
     far: FarPages | None = None
     layer: int = 0
+    summaries: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class QuantisedKeysValues:
     group: int
     far: FarPages | None = None
     layer: int = 0
+    summaries: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class QuantisedLatents:
     group: int
     far: FarPages | None = None
     layer: int = 0
+    summaries: Tensor | None = None
 
 
 @dataclass(frozen=True)

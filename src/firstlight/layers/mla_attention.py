@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from firstlight.kernels.registry import KernelSet
-from firstlight.layers.layer_state import Latents, PagedLatents, QuantisedLatents
+from firstlight.layers.layer_state import Latents, PagedLatents, QuantisedLatents, page_tensors
 from firstlight.layers.norm import RMSNorm
 from firstlight.layers.packed_batch import PackedBatch
+from firstlight.layers.paged_attention import PagedCall, PagedKernels
+from firstlight.layers.patterned_attention import attend_pattern, is_patterned
+from firstlight.sharding.attention_pattern import FULL, AttentionPattern
 
 ANY_LENGTH = 1 << 30  # tokens
 
@@ -62,10 +65,13 @@ class PagedContext(NamedTuple):
 
 
 class AttentionForms(NamedTuple):
-    """Both operations over one kind of pages, and the longest span the first is cheaper for."""
+    """Operations over one kind of pages, and the longest span the first is cheaper for; `segment`
+    is the first for a part of the context.
+    """
 
     absorbed: Callable[..., Tensor]
     expanded: Callable[..., Tensor]
+    segment: Callable[..., Tensor]
     absorbed_up_to: int
 
 
@@ -106,15 +112,18 @@ class LatentAttention(nn.Module):
         self.shape = shape
         self.kernels = kernels
         self.scale = (shape.own + shape.shared) ** -0.5
+        self.pattern: AttentionPattern = FULL
         self._forms = {
             PagedLatents: AttentionForms(
                 kernels.latent_attention,
                 kernels.expanded_latent_attention,
+                kernels.segment_latent_attention,
                 absorbed_up_to(shape, plain=kernels.is_plain("latent_attention")),
             ),
             QuantisedLatents: AttentionForms(
                 kernels.int8_latent_attention,
                 kernels.int8_expanded_latent_attention,
+                kernels.int8_segment_latent_attention,
                 absorbed_up_to(shape, plain=kernels.is_plain("int8_latent_attention")),
             ),
         }
@@ -162,6 +171,8 @@ class LatentAttention(nn.Module):
         self, q_TNK: Tensor, rows_TW: Tensor, batch: PackedBatch, state: Latents
     ) -> Tensor:
         assert batch.contexts_B is not None
+        if is_patterned(self.pattern, state):
+            return self._attend_patterned(q_TNK, rows_TW, batch, state)
         context = PagedContext(
             rows_TW, batch.starts_B1, batch.contexts_B, batch.tables[state.group]
         )
@@ -184,7 +195,7 @@ class LatentAttention(nn.Module):
             q_TNK,
             context.rows_TW,
             self._expansion(),
-            *_caches(state),
+            *page_tensors(state),
             context.starts_B1,
             context.contexts_B,
             context.table_BP,
@@ -192,13 +203,34 @@ class LatentAttention(nn.Module):
         )
         return out_TNV
 
+    def _attend_patterned(
+        self, q_TNK: Tensor, rows_TW: Tensor, batch: PackedBatch, state: Latents
+    ) -> Tensor:
+        """Always in the absorbed form: which form is cheaper would change with the pages' place."""
+        assert batch.contexts_B is not None
+        q_TNW, values_NVC = self._absorb(q_TNK)
+        forms = self._forms[type(state)]
+        call = PagedCall(
+            q_TNW,
+            (rows_TW,),
+            batch.bounds,
+            batch.starts_B1,
+            batch.contexts_B,
+            batch.tables[state.group],
+            self.scale,
+        )
+        kernels = PagedKernels(
+            forms.absorbed, forms.segment, self.kernels.linear, self.shape.latent, latent=True
+        )
+        mixed_TNC = attend_pattern(call, state, kernels, self.pattern)
+        return torch.einsum("tnc,nvc->tnv", mixed_TNC, values_NVC)
+
     def _absorbed(self, q_TNK: Tensor, context: PagedContext, state: Latents) -> Tensor:
-        keys_NHC, values_NVC = torch.split(self._expansion(), [self.shape.own, self.shape.value], 1)
-        absorbed_TNC = torch.einsum("tnh,nhc->tnc", q_TNK[..., : self.shape.own], keys_NHC)
+        q_TNW, values_NVC = self._absorb(q_TNK)
         mixed_TNC = self._forms[type(state)].absorbed(
-            torch.cat((absorbed_TNC, q_TNK[..., self.shape.own :]), -1),
+            q_TNW,
             context.rows_TW,
-            *_caches(state),
+            *page_tensors(state),
             context.starts_B1,
             context.contexts_B,
             context.table_BP,
@@ -207,12 +239,11 @@ class LatentAttention(nn.Module):
         )
         return torch.einsum("tnc,nvc->tnv", mixed_TNC, values_NVC)
 
-
-def _caches(state: Latents) -> tuple[Tensor, ...]:
-    """The tensors of a state, as kernels take them."""
-    if isinstance(state, QuantisedLatents):
-        return state.rows_PSW, state.scales_PSG
-    return (state.rows_PSW,)
+    def _absorb(self, q_TNK: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns queries that meet cached rows, and the values' part of the expansion."""
+        keys_NHC, values_NVC = torch.split(self._expansion(), [self.shape.own, self.shape.value], 1)
+        absorbed_TNC = torch.einsum("tnh,nhc->tnc", q_TNK[..., : self.shape.own], keys_NHC)
+        return torch.cat((absorbed_TNC, q_TNK[..., self.shape.own :]), -1), values_NVC
 
 
 def absorbed_up_to(shape: LatentShape, *, plain: bool = True) -> int:

@@ -15,9 +15,15 @@ from torch import Tensor, nn
 
 from firstlight.kernels.packed_weight import PackedAttention, PackedMlp, PackedWeight
 from firstlight.kernels.registry import KernelSet
-from firstlight.layers.gqa_attention import quantised_pages
+from firstlight.layers.gqa_attention import (
+    PatternedHeads,
+    attend_heads,
+    quantised_pages,
+)
 from firstlight.layers.layer_state import KeysValues, QuantisedKeysValues
 from firstlight.layers.packed_batch import PackedBatch
+from firstlight.layers.patterned_attention import is_patterned
+from firstlight.sharding.attention_pattern import FULL, AttentionPattern
 
 
 class PackedMatrix:
@@ -97,10 +103,13 @@ class PackedGroupedQueryAttention(nn.Module):
         super().__init__()
         self.handle = handle
         self.kernels = kernels
+        self.pattern: AttentionPattern = FULL
 
     def forward(self, x_TD: Tensor, batch: PackedBatch, state: KeysValues | None = None) -> Tensor:
         """Returns [T, D]."""
         assert state is not None, "packed attention needs a cache; build with pack=False"
+        if is_patterned(self.pattern, state):
+            return self._attend_patterned(x_TD, batch, state)
         if isinstance(state, QuantisedKeysValues):
             return self._attend_quantised(x_TD, batch, state)
         out: Tensor = self.kernels.packed_attention(
@@ -113,6 +122,13 @@ class PackedGroupedQueryAttention(nn.Module):
             batch.contexts_B,
             batch.tables[state.group],
         )
+        return out
+
+    def _attend_patterned(self, x_TD: Tensor, batch: PackedBatch, state: KeysValues) -> Tensor:
+        handle, kernels = self.handle, self.kernels
+        how = PatternedHeads(kernels, self.pattern, handle.scale, handle.window)
+        out_TNH = attend_heads(self._rotated(x_TD, batch), batch, state, how)
+        out: Tensor = kernels.packed_linear(out_TNH.flatten(1), handle.o, handle.o_bias_N)
         return out
 
     def _attend_quantised(

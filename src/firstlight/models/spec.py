@@ -3,7 +3,7 @@ torch-free.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -14,6 +14,13 @@ from firstlight.models.kimi_k3 import facts as kimi_facts
 from firstlight.models.kimi_k3.weights import RULES as KIMI_RULES
 from firstlight.models.llama import config as llama_config
 from firstlight.models.llama.weights import RULES as LLAMA_RULES
+from firstlight.sharding.attention_pattern import (
+    AttentionPattern,
+    check_pages,
+    parse_attention,
+    patterns_of,
+    with_pattern,
+)
 from firstlight.sharding.rules import Facts, RuleTable, TensorRule, expand
 from firstlight.sharding.state_spec import StateSpec
 
@@ -43,13 +50,14 @@ class Family:
 @dataclass(frozen=True)
 class ModelSpec:
     """A model as its config describes it: names, shapes and axes of every tensor, state per
-    layer.
+    layer. `patterns` say which tokens the attention of each layer reads; empty for all.
     """
 
     family: Family
     config: Any
     facts: Facts
     states: tuple[StateSpec, ...]
+    patterns: tuple[AttentionPattern, ...] = ()
 
     @cached_property
     def tensors(self) -> tuple[TensorRule, ...]:
@@ -116,3 +124,14 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
         facts=facts,
         states=family.states(parsed),
     )
+
+
+def with_attention(spec: ModelSpec, text: str, page_tokens: int) -> ModelSpec:
+    """Returns a model whose layers read what `text` says, as `--attention` has it, from pages of
+    `page_tokens`. Raises UsageError for what does not fit the model or the pages.
+    """
+    patterns = patterns_of(parse_attention(text), spec.states)
+    check_pages(patterns, page_tokens)
+    pairs = zip(spec.states, patterns, strict=True)
+    states = tuple(with_pattern(state, pattern, page_tokens) for state, pattern in pairs)
+    return replace(spec, states=states, patterns=patterns)

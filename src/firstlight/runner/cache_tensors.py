@@ -100,11 +100,15 @@ def _allocate(state: StateSpec, group: int, shape: CacheShape) -> LayerState:
         return _keys_values(state, group, shape)
     if isinstance(state, LatentState):
         cut = (shape.pages(state), shape.block_size, state.width)
+        summaries = _summaries(state, (cut[0], state.width), shape)
         if shape.kv_dtype != "int8":
-            return PagedLatents(_empty(cut, shape), group)
+            return PagedLatents(_empty(cut, shape), group, summaries=summaries)
         scales = (*cut[:2], int8_groups(state.width))
         return QuantisedLatents(
-            _empty(cut, shape, torch.int8), _empty(scales, shape, torch.float16), group
+            _empty(cut, shape, torch.int8),
+            _empty(scales, shape, torch.float16),
+            group,
+            summaries=summaries,
         )
     if isinstance(state, RecurrentState):
         matrix = (state.heads // shape.tp, state.key_dim, state.value_dim)
@@ -120,11 +124,19 @@ def _keys_values(
 ) -> PagedKeysValues | QuantisedKeysValues:
     heads = (shape.pages(state), state.local_heads(shape.tp), shape.block_size)
     cut = (*heads, state.head_dim)
+    summaries = _summaries(state, (*heads[:2], state.head_dim), shape)
     if shape.kv_dtype != "int8":
-        return PagedKeysValues(_empty(cut, shape), _empty(cut, shape), group)
+        return PagedKeysValues(_empty(cut, shape), _empty(cut, shape), group, summaries=summaries)
     keys, values = (_empty(cut, shape, torch.int8) for _ in range(2))
     key_scales, value_scales = (_empty(heads, shape, torch.float16) for _ in range(2))
-    return QuantisedKeysValues(keys, key_scales, values, value_scales, group)
+    return QuantisedKeysValues(keys, key_scales, values, value_scales, group, summaries=summaries)
+
+
+def _summaries(
+    state: GroupedQueryState | LatentState, size: tuple[int, ...], shape: CacheShape
+) -> Tensor | None:
+    """Mean keys of pages, where a layer chooses by them."""
+    return _empty(size, shape, torch.float16) if state.summary_tokens else None
 
 
 def _empty(size: tuple[int, ...], shape: CacheShape, dtype: torch.dtype | None = None) -> Tensor:

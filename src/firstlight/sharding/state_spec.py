@@ -10,6 +10,7 @@ from typing import Protocol
 # Values of a latent row that share one scale when it is kept in INT8.
 INT8_GROUP = 64
 SCALE_BYTES = 2
+SUMMARY_BYTES = 2  # a channel
 
 
 class StateSpec(Protocol):
@@ -31,12 +32,16 @@ class StateSpec(Protocol):
 
 @dataclass(frozen=True)
 class GroupedQueryState:
-    """Keys and values per token, `kv_heads` x `head_dim` each; `window` bounds what is attended."""
+    """Keys and values per token, `kv_heads` x `head_dim` each. `window` bounds what is attended
+    beside the first `sinks` tokens; with `summary_tokens` so many share one summary of their keys.
+    """
 
     kv_heads: int
     head_dim: int
     window: int | None = None
     kind: str = "grouped_query"
+    sinks: int = 0
+    summary_tokens: int = 0
 
     def local_heads(self, tp: int) -> int:
         """KV heads on one rank: at least one, replicated when there are fewer than ranks."""
@@ -53,10 +58,16 @@ class GroupedQueryState:
 
 @dataclass(frozen=True)
 class LatentState:
-    """One latent row of `width` values per token, shared by all heads: it does not divide by TP."""
+    """One latent row of `width` values per token, shared by all heads: it does not divide by TP.
+
+    The rest is as for GroupedQueryState.
+    """
 
     width: int
     kind: str = "latent"
+    window: int | None = None
+    sinks: int = 0
+    summary_tokens: int = 0
 
     def token_bytes(self, tp: int, element_bytes: int) -> int:
         """Bytes per cached token and layer, the same on every rank."""
@@ -107,12 +118,25 @@ class EncoderState:
 def cached_token_bytes(state: StateSpec, tp: int, element_bytes: int, kv_dtype: str) -> int:
     """Bytes per cached token and layer on one rank, of caches of `kv_dtype`: `auto` keeps the
     compute type; `int8` a byte a value and an fp16 scale per head, or per INT8_GROUP of a latent.
+    A token's share of its summary is rounded up.
     """
+    summary = summary_bytes(state, tp)
     if kv_dtype == "int8" and isinstance(state, GroupedQueryState):
-        return 2 * state.local_heads(tp) * (state.head_dim + SCALE_BYTES)
+        return 2 * state.local_heads(tp) * (state.head_dim + SCALE_BYTES) + summary
     if kv_dtype == "int8" and isinstance(state, LatentState):
-        return state.width + int8_groups(state.width) * SCALE_BYTES
-    return state.token_bytes(tp, element_bytes)
+        return state.width + int8_groups(state.width) * SCALE_BYTES + summary
+    return state.token_bytes(tp, element_bytes) + summary
+
+
+def summary_bytes(state: StateSpec, tp: int) -> int:
+    """Bytes of summaries a cached token, rounded up: mean keys in fp16."""
+    tokens: int = getattr(state, "summary_tokens", 0)
+    if not tokens:
+        return 0
+    width = state.width if isinstance(state, LatentState) else 0
+    if isinstance(state, GroupedQueryState):
+        width = state.local_heads(tp) * state.head_dim
+    return -(-width * SUMMARY_BYTES // tokens)
 
 
 def int8_groups(width: int) -> int:

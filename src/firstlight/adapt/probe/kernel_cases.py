@@ -155,6 +155,13 @@ def _latent(b: Batch) -> tuple[Tensor, Tensor]:
     return b.normal(b.tokens, width), b.normal(PAGES, SLOTS, width)
 
 
+def _segment(b: Batch, *values: Any) -> Inputs:
+    """What segments take from starts on: all positions, on top of what queries carry."""
+    starts, contexts, table = b.paged()
+    carry = b.normal(b.tokens, HEADS, values[-1] + 2).abs().float()
+    return starts, contexts, contexts * 0, contexts, table, *values[:-1], carry
+
+
 def _int8_expanded(b: Batch) -> Inputs:
     new, *cached = _int8_latent(b)
     queries, expansion = b.normal(b.tokens, HEADS, 48), b.normal(HEADS, 64, WIDTH) * 0.1
@@ -213,6 +220,18 @@ MAKERS: dict[str, Callable[[Batch], Inputs]] = {
     "expanded_latent_attention": lambda b: (
         b.normal(b.tokens, HEADS, 48), _latent(b)[0], b.normal(HEADS, 64, WIDTH) * 0.1,
         _latent(b)[1], *b.paged(), 0.1,
+    ),
+    "segment_attention": lambda b: (
+        *_heads(b), *_pages(b)[:2], *_segment(b, CHANNELS**-0.5, CHANNELS),
+    ),
+    "segment_latent_attention": lambda b: (
+        b.normal(b.tokens, HEADS, WIDTH + 16), *_latent(b), *_segment(b, 0.1, WIDTH),
+    ),
+    "int8_segment_attention": lambda b: (
+        *_heads(b), *_int8_pages(b)[:4], *_segment(b, CHANNELS**-0.5, CHANNELS),
+    ),
+    "int8_segment_latent_attention": lambda b: (
+        b.normal(b.tokens, HEADS, WIDTH + 16), *_int8_latent(b), *_segment(b, 0.1, WIDTH),
     ),
     "int8_paged_attention": lambda b: (*_heads(b), *_int8_pages(b)),
     "int8_latent_attention": lambda b: (

@@ -15,6 +15,17 @@ struct Rotation {
   std::int64_t table_rows = 0;
 };
 
+// Pages in INT8 in the place of `keys` and `values`, and their fp16 scales: one for a row, or for
+// each `group` channels of it, where values are the first channels of keys. Off when `keys` is null.
+struct Bytes {
+  std::int8_t *keys = nullptr, *values = nullptr;
+  std::uint16_t *key_scales = nullptr, *value_scales = nullptr;
+  std::int64_t group = 0;
+  bool spread = false;  // keys and queries are multiplied by Hadamard's matrix
+
+  std::int64_t groups(std::int64_t channels) const { return (channels + group - 1) / group; }
+};
+
 struct AttentionCall {
   const float *q = nullptr, *k = nullptr, *v = nullptr;  // rows of heads, strides between tokens
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0;
@@ -28,11 +39,29 @@ struct AttentionCall {
   std::int64_t sequences = 0, table_width = 0;
   float scale = 1.0f;
   std::int64_t window = std::numeric_limits<std::int32_t>::max();
+  std::int64_t sinks = 0;  // positions before this are seen whatever the window
   Rotation rotation;
   float* out = nullptr;  // [tokens, heads, value width]
   int threads = 1;
+  Bytes bytes;
+
+  // A segment: positions [firsts, lasts) of each sequence are attended on top of what queries carry,
+  // [tokens, heads, value width + 2]: greatest score, sum of weights, weighted values. Tables begin
+  // at `firsts`. Without a segment these are null. Where `k` is null nothing is written.
+  const std::int32_t *firsts = nullptr, *lasts = nullptr;
+  float* carry = nullptr;
 
   std::int64_t value_width() const { return value_channels > 0 ? value_channels : channels; }
+  std::int64_t first(std::int64_t sequence) const { return firsts ? firsts[sequence] : 0; }
+  std::int64_t last(std::int64_t sequence) const {
+    return lasts ? lasts[sequence] : contexts[sequence];
+  }
+  // The row of a position among those of all pages and key/value heads.
+  std::int64_t row_of(std::int64_t sequence, std::int64_t kv_head, std::int64_t position) const {
+    const std::int64_t at = position - first(sequence);
+    const std::int64_t page = table[sequence * table_width + at / slots];
+    return (page * kv_heads + kv_head) * slots + at % slots;
+  }
 };
 
 // Throws std::out_of_range or std::invalid_argument before anything is written.

@@ -7,10 +7,13 @@
 // and chunks of 1024 keys at multiples of 1024; chunks are summed apart and merged in order. A
 // token's result therefore doesn't depend on batch, chunked prefill, or how work was cut.
 #include <algorithm>
+#include <vector>
 
 #include "attention.hpp"
+#include "attention_blocks.hpp"
 #include "attention_schedule.hpp"
 #include "attention_state.hpp"
+#include "quantise.hpp"
 #include "threads.hpp"
 #include "tiles.hpp"
 #include "vector_math.hpp"
@@ -18,61 +21,44 @@
 namespace firstlight {
 namespace {
 
-constexpr int kBlockKeys = 64;
-constexpr int kKeyTiles = kBlockKeys / kTileRows;
 constexpr std::int64_t kTokensAtOnce = 32;  // written to the pages by one thread
-constexpr int kValueSteps = kBlockKeys / kStep;
-// One thread's scratch and the steps of one task.
+
+// One thread's scratch and the steps of one task; `Blocks` are cached rows of one type.
+template <class Blocks>
 class Worker {
  public:
-  explicit Worker(const AttentionCall& call) : call_(call), shape_(call) {
-    const std::int64_t columns = kTaskColumns / 16;
-    const std::int64_t q = columns * shape_.steps * kStepBytes;
-    const std::int64_t k = shape_.steps * kKeyTiles * kStepBytes;
-    const std::int64_t v = kValueSteps * shape_.channel_tiles * kStepBytes;
-    const std::int64_t p = kValueSteps * kStepBytes, scores = kBlockKeys * 64;
-    const std::int64_t states = columns * shape_.state() * 4;
-    const std::int64_t row = shape_.steps * kStep * 4 * 16;
-    auto* at = static_cast<std::uint8_t*>(
-        thread_scratch(0, q + k + v + p + scores + 2 * states + row));
-    const auto take = [&](std::int64_t bytes) {
-      std::uint8_t* block = at;
-      at += bytes;
-      return block;
-    };
-    q_ = take(q);
-    k_ = take(k);
-    v_ = take(v);
-    p_ = take(p);
-    scores_ = reinterpret_cast<float*>(take(scores));
-    chunk_states_ = reinterpret_cast<float*>(take(states));
-    states_ = reinterpret_cast<float*>(take(states));
-    row_ = reinterpret_cast<float*>(take(row));
+  explicit Worker(const AttentionCall& call)
+      : call_(call), shape_(call), q_(scratch(call, shape_)), blocks_(call, shape_, after(q_)) {
+    const std::int64_t columns = kTaskColumns / 16, states = columns * shape_.state();
+    scores_ = reinterpret_cast<float*>(after(q_) + Blocks::scratch_bytes(call, shape_));
+    chunk_states_ = scores_ + kBlockKeys * 16;
+    states_ = chunk_states_ + states;
+    row_ = states_ + states;
   }
 
   // Attends; a task of one chunk leaves its state in `partial`, any other writes its output.
   void run(const Task& task, float* partial) {
     start(task);
-    const std::int64_t last = greatest_position_ + 1;
-    const std::int64_t first = std::max<std::int64_t>(0, least_position_ - call_.window + 1);
     if (task.chunk != kAllChunks) {
-      run_chunk(task.chunk, first, last, partial);
+      run_chunk(task.chunk, partial);
       return;
     }
-    clear_states(states_);
-    for (std::int64_t chunk = first / kChunkKeys; chunk * kChunkKeys < last; ++chunk) {
-      run_chunk(chunk, first, last, chunk_states_);
+    begin_states();
+    const std::int64_t first = call_.sinks > 0 ? call_.first(task.sequence) : first_;
+    for (std::int64_t chunk = first / kChunkKeys; chunk * kChunkKeys < last_; ++chunk) {
+      if (chunk * kChunkKeys >= call_.sinks && (chunk + 1) * kChunkKeys <= first_) continue;
+      run_chunk(chunk, chunk_states_);
       for (std::int64_t i = 0; i < column_tiles_; ++i) {
         merge_state(state(states_, i), state(chunk_states_, i), shape_);
       }
     }
-    write(states_);
+    end_states();
   }
 
   // Merges the partial results of a task's chunks, in order, and writes its output.
   void finish(const Task& task, const float* partials, std::int64_t chunks) {
     start_columns(task);
-    clear_states(states_);
+    begin_states();
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
       for (std::int64_t i = 0; i < column_tiles_; ++i) {
         float* from = const_cast<float*>(partials) +
@@ -80,10 +66,23 @@ class Worker {
         merge_state(state(states_, i), State{from}, shape_);
       }
     }
-    write(states_);
+    end_states();
   }
 
  private:
+  static std::uint8_t* scratch(const AttentionCall& call, const Shape& shape) {
+    const std::int64_t columns = kTaskColumns / 16;
+    const std::int64_t floats = kBlockKeys * 16 + 2 * columns * shape.state() +
+                                shape.steps * kStep * 16;
+    return static_cast<std::uint8_t*>(thread_scratch(
+        0, columns * shape.steps * kStepBytes + Blocks::scratch_bytes(call, shape) + floats * 4));
+  }
+
+  // Where the queries of a task end.
+  std::uint8_t* after(std::uint8_t* q) const {
+    return q + kTaskColumns / 16 * shape_.steps * kStepBytes;
+  }
+
   State state(float* states, std::int64_t tile) const {
     return State{states + tile * shape_.state()};
   }
@@ -99,7 +98,9 @@ class Worker {
     const std::int64_t begin = call_.starts[task.sequence], end = call_.starts[task.sequence + 1];
     first_row_ = begin + task.first_token;
     least_position_ = call_.contexts[task.sequence] - (end - begin) + task.first_token;
-    greatest_position_ = least_position_ + task.tokens - 1;
+    const std::int64_t end_seen = least_position_ + task.tokens;
+    first_ = std::max(call_.first(task.sequence), least_position_ - call_.window + 1);
+    last_ = std::min(call_.last(task.sequence), end_seen);
   }
 
   std::int64_t head_of(std::int64_t column) const {
@@ -116,7 +117,9 @@ class Worker {
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t column = tile * 16 + i, token = first_row_ + column / shape_.group;
         const float* source = call_.q + token * call_.q_stride + head_of(column) * call_.channels;
-        rotate_row(source, row_ + i * width, call_.channels, call_.rotation, token, call_.scale);
+        rotate_row(source, row_ + i * width, call_.channels, call_.rotation, token,
+                   blocks_.query_scale());
+        blocks_.prepare_query(row_ + i * width);
       }
       for (std::int64_t step = 0; step < shape_.steps; ++step) {
         pack_step(row_ + step * kStep, width, count, kStep,
@@ -125,11 +128,11 @@ class Worker {
     }
   }
 
-  void run_chunk(std::int64_t chunk, std::int64_t first, std::int64_t last, float* states) {
+  void run_chunk(std::int64_t chunk, float* states) {
     clear_states(states);
-    const std::int64_t begin = std::max(chunk * kChunkKeys, first / kBlockKeys * kBlockKeys);
-    const std::int64_t end = std::min((chunk + 1) * kChunkKeys, last);
-    for (std::int64_t key = begin; key < end; key += kBlockKeys) {
+    const std::int64_t end = std::min((chunk + 1) * kChunkKeys, last_);
+    for (std::int64_t key = chunk * kChunkKeys; key < end; key += kBlockKeys) {
+      if (key >= call_.sinks && key + kBlockKeys <= first_) continue;
       load_block(key);
       for (std::int64_t tile = 0; tile < column_tiles_; ++tile) {
         attend_block(key, tile, state(states, tile));
@@ -137,67 +140,22 @@ class Worker {
     }
   }
 
-  // Offset of a position's row in the pages; -1 after the end of the context, and behind the window
-  // of all queries, where the page may be another sequence's by now.
+  // A position's row in the pages; -1 after the end of what is attended, and between the sinks and
+  // the window of all queries, where the page may be another sequence's by now.
   std::int64_t row_of(std::int64_t position) const {
-    if (position >= call_.contexts[task_.sequence]) return -1;
-    if (position <= least_position_ - call_.window) return -1;
-    const std::int32_t* table = call_.table + task_.sequence * call_.table_width;
-    const std::int64_t page = table[position / call_.slots];
-    return ((page * call_.kv_heads + task_.kv_head) * call_.slots + position % call_.slots) *
-           call_.channels;
+    if (position >= call_.last(task_.sequence) || position < call_.first(task_.sequence)) return -1;
+    if (position <= least_position_ - call_.window && position >= call_.sinks) return -1;
+    return call_.row_of(task_.sequence, task_.kv_head, position);
   }
 
-  void prefetch_row(const float* row) const {
-    for (std::int64_t i = 0; i < call_.channels; i += 16) {
-      _mm_prefetch(reinterpret_cast<const char*>(row + i), _MM_HINT_T1);
-    }
-  }
-
-  // Splits the keys, and the values transposed, of 64 positions; those after the context are zero.
   void load_block(std::int64_t first) {
-    const float* value_rows[kBlockKeys];
+    std::int64_t rows[kBlockKeys];
     for (int i = 0; i < kBlockKeys; ++i) {
-      const std::int64_t row = row_of(first + i), next = row_of(first + kBlockKeys + i);
-      if (next >= 0) {
-        prefetch_row(call_.keys + next);
-        prefetch_row(call_.values + next);
-      }
-      split_key(row < 0 ? nullptr : call_.keys + row, i);
-      value_rows[i] = row < 0 ? nullptr : call_.values + row;
+      rows[i] = row_of(first + i);
+      const std::int64_t next = row_of(first + kBlockKeys + i);
+      if (next >= 0) blocks_.prefetch(next);
     }
-    for (int step = 0; step < kValueSteps; ++step) {
-      for (std::int64_t tile = 0; tile < shape_.channel_tiles; ++tile) {
-        split_values(value_rows + step * kStep, tile,
-                     v_ + (step * shape_.channel_tiles + tile) * kStepBytes);
-      }
-    }
-  }
-
-  void split_key(const float* source, int index) {
-    std::uint8_t* target = k_ + index / kTileRows * kStepBytes + index % kTileRows * 64;
-    for (std::int64_t step = 0; step < shape_.steps; ++step) {
-      const std::int64_t left = source ? call_.channels - step * kStep : 0;
-      const float* at = source ? source + step * kStep : call_.keys;
-      split_row(_mm512_maskz_loadu_ps(lanes(left), at),
-                _mm512_maskz_loadu_ps(lanes(left - 16), at + 16),
-                target + step * kKeyTiles * kStepBytes);
-    }
-  }
-
-  void split_values(const float* const* rows, std::int64_t tile, std::uint8_t* target) const {
-    __m512 low[16], high[16];
-    const __mmask16 mask = lanes(call_.value_width() - tile * 16);
-    const auto load = [&](const float* row) {
-      return row ? _mm512_maskz_loadu_ps(mask, row + tile * 16) : _mm512_setzero_ps();
-    };
-    for (int i = 0; i < 16; ++i) {
-      low[i] = load(rows[i]);
-      high[i] = load(rows[16 + i]);
-    }
-    transpose_16(low);
-    transpose_16(high);
-    for (int i = 0; i < 16; ++i) split_row(low[i], high[i], target + i * 64);
+    blocks_.load(rows);
   }
 
   // Positions of a tile's columns; -1 for columns that don't exist.
@@ -222,8 +180,10 @@ class Worker {
         positions, _mm512_set1_epi32(static_cast<std::int32_t>(call_.window)));
     for (int i = 0; i < kBlockKeys; ++i) {
       const __m512i position = _mm512_set1_epi32(static_cast<std::int32_t>(key + i));
-      const __mmask16 seen = _mm512_cmple_epi32_mask(position, positions) &
-                             _mm512_cmpgt_epi32_mask(position, before);
+      const __mmask16 near = key + i < call_.sinks
+                                 ? __mmask16{0xffff}
+                                 : _mm512_cmpgt_epi32_mask(position, before);
+      const __mmask16 seen = _mm512_cmple_epi32_mask(position, positions) & near;
       const __m512 score = _mm512_load_ps(scores_ + i * 16);
       _mm512_store_ps(scores_ + i * 16,
                       _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen, score));
@@ -231,36 +191,13 @@ class Worker {
   }
 
   void attend_block(std::int64_t key, std::int64_t tile, const State& state) {
-    load_sums<kKeyTiles>(scores_, true);
-    for (std::int64_t step = 0; step < shape_.steps; ++step) {
-      step_column<kKeyTiles>(k_ + step * kKeyTiles * kStepBytes,
-                             q_ + (tile * shape_.steps + step) * kStepBytes);
-    }
-    store_sums<kKeyTiles>(scores_);
+    blocks_.score(q_ + tile * shape_.steps * kStepBytes, scores_);
     mask_scores(key, tile);
     weigh(state);
-    for (std::int64_t first = 0; first < shape_.channel_tiles; first += 4) {
-      float* values = state.values() + first * 256;
-      switch (shape_.channel_tiles - first) {
-        case 1: add_values<1>(first, values); break;
-        case 2: add_values<2>(first, values); break;
-        case 3: add_values<3>(first, values); break;
-        default: add_values<4>(first, values);
-      }
-    }
+    blocks_.mix(scores_, state.values());
   }
 
-  template <int kTiles>
-  void add_values(std::int64_t first, float* values) const {
-    load_sums<kTiles>(values, false);
-    for (int step = 0; step < kValueSteps; ++step) {
-      step_column<kTiles>(v_ + (step * shape_.channel_tiles + first) * kStepBytes,
-                          p_ + step * kStepBytes);
-    }
-    store_sums<kTiles>(values);
-  }
-
-  // Turns scores into split weights, and brings the state to the new greatest score.
+  // Turns scores into weights, and brings the state to the new greatest score.
   void weigh(const State& state) {
     const __m512 old = _mm512_load_ps(state.greatest());
     __m512 greatest[4] = {old, old, old, old};
@@ -273,11 +210,12 @@ class Worker {
     __m512 total = _mm512_setzero_ps();
     for (int step = 0; step < kValueSteps; ++step) {
       for (int i = 0; i < 16; ++i) {
-        const float* row = scores_ + (step * kStep + i) * 16;
+        float* row = scores_ + (step * kStep + i) * 16;
         const __m512 low = exp_512(_mm512_sub_ps(_mm512_load_ps(row), base));
         const __m512 high = exp_512(_mm512_sub_ps(_mm512_load_ps(row + 256), base));
         total = _mm512_add_ps(total, _mm512_add_ps(low, high));
-        split_row_rounded(low, high, p_ + step * kStepBytes + i * 64);
+        _mm512_store_ps(row, low);
+        _mm512_store_ps(row + 256, high);
       }
     }
     const __m512 keep = exp_512(_mm512_sub_ps(old, base));
@@ -290,10 +228,52 @@ class Worker {
     }
   }
 
-  void write(float* states) const {
+  // The address of a column's `width` floats among rows of [tokens, heads].
+  float* place(float* rows, std::int64_t column, std::int64_t width) const {
+    const std::int64_t token = first_row_ + column / shape_.group;
+    return rows + (token * call_.heads + head_of(column)) * width;
+  }
+
+  std::int64_t columns_of(std::int64_t tile) const {
+    return std::min<std::int64_t>(16, columns_ - tile * 16);
+  }
+
+  // What queries carry from earlier segments; nothing where there are none.
+  void begin_states() const {
+    clear_states(states_);
+    if (call_.carry == nullptr) return;
+    const std::int64_t width = call_.value_width() + 2;
     for (std::int64_t tile = 0; tile < column_tiles_; ++tile) {
-      const State from = state(states, tile);
-      const __m512 share = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_load_ps(from.total()));
+      const State into = state(states_, tile);
+      for (std::int64_t part = 0; part < shape_.channel_tiles; ++part) {
+        __m512 rows[16];
+        const __mmask16 mask = lanes(call_.value_width() - part * 16);
+        for (std::int64_t i = 0; i < 16; ++i) {
+          const float* from = place(call_.carry, tile * 16 + i, width);
+          rows[i] = i < columns_of(tile) ? _mm512_maskz_loadu_ps(mask, from + 2 + part * 16)
+                                         : _mm512_setzero_ps();
+        }
+        transpose_16(rows);
+        for (int i = 0; i < 16; ++i) {
+          _mm512_store_ps(into.values() + part * 256 + i * 16, rows[i]);
+        }
+      }
+      for (std::int64_t i = 0; i < columns_of(tile); ++i) {
+        const float* from = place(call_.carry, tile * 16 + i, width);
+        into.greatest()[i] = from[0];
+        into.total()[i] = from[1];
+      }
+    }
+  }
+
+  // Writes what queries attend to, or what they carry to the next segment.
+  void end_states() const {
+    const bool carried = call_.carry != nullptr;
+    const std::int64_t width = call_.value_width() + (carried ? 2 : 0);
+    for (std::int64_t tile = 0; tile < column_tiles_; ++tile) {
+      const State from = state(states_, tile);
+      const __m512 one = _mm512_set1_ps(1.0f);
+      const __m512 share = carried ? one : _mm512_div_ps(one, _mm512_load_ps(from.total()));
       for (std::int64_t part = 0; part < shape_.channel_tiles; ++part) {
         __m512 rows[16];
         for (int i = 0; i < 16; ++i) {
@@ -301,12 +281,15 @@ class Worker {
         }
         transpose_16(rows);
         const __mmask16 mask = lanes(call_.value_width() - part * 16);
-        for (std::int64_t i = 0; i < 16 && tile * 16 + i < columns_; ++i) {
-          const std::int64_t column = tile * 16 + i, token = first_row_ + column / shape_.group;
-          float* target =
-              call_.out + (token * call_.heads + head_of(column)) * call_.value_width() + part * 16;
-          _mm512_mask_storeu_ps(target, mask, rows[i]);
+        for (std::int64_t i = 0; i < columns_of(tile); ++i) {
+          float* row = place(carried ? call_.carry : call_.out, tile * 16 + i, width);
+          _mm512_mask_storeu_ps(row + (carried ? 2 : 0) + part * 16, mask, rows[i]);
         }
+      }
+      for (std::int64_t i = 0; carried && i < columns_of(tile); ++i) {
+        float* row = place(call_.carry, tile * 16 + i, width);
+        row[0] = from.greatest()[i];
+        row[1] = from.total()[i];
       }
     }
   }
@@ -314,24 +297,41 @@ class Worker {
   const AttentionCall& call_;
   const Shape shape_;
   Task task_{};
-  std::uint8_t *q_, *k_, *v_, *p_;
+  std::uint8_t* q_;
+  Blocks blocks_;
   float *scores_, *chunk_states_, *states_, *row_;
-  std::int64_t columns_ = 0, column_tiles_ = 0, first_row_ = 0;
-  std::int64_t least_position_ = 0, greatest_position_ = 0;
+  std::int64_t columns_ = 0, column_tiles_ = 0, first_row_ = 0, least_position_ = 0;
+  std::int64_t first_ = 0, last_ = 0;  // positions the task sees, sinks left out
 };
 
 // Writes one token's keys (rotated) and values into its page.
 void store_token(const AttentionCall& call, std::int64_t sequence, std::int64_t token) {
   const std::int64_t position = call.contexts[sequence] - call.starts[sequence + 1] + token;
-  const std::int64_t page = call.table[sequence * call.table_width + position / call.slots];
   for (std::int64_t head = 0; head < call.kv_heads; ++head) {
-    const std::int64_t row =
-        ((page * call.kv_heads + head) * call.slots + position % call.slots) * call.channels;
+    const std::int64_t row = call.row_of(sequence, head, position) * call.channels;
     rotate_row(call.k + token * call.k_stride + head * call.channels, call.keys + row,
                call.channels, call.rotation, token, 1.0f);
     if (call.values == call.keys) continue;
     const float* value = call.v + token * call.v_stride + head * call.channels;
     std::copy(value, value + call.channels, call.values + row);
+  }
+}
+
+// The same in INT8; `key` is room for one head's row.
+void store_token_bytes(const AttentionCall& call, std::int64_t sequence, std::int64_t token,
+                       float* key) {
+  const Bytes& to = call.bytes;
+  const std::int64_t position = call.contexts[sequence] - call.starts[sequence + 1] + token;
+  for (std::int64_t head = 0; head < call.kv_heads; ++head) {
+    const std::int64_t row = call.row_of(sequence, head, position);
+    const std::int64_t at = row * call.channels, scale = row * to.groups(call.channels);
+    rotate_row(call.k + token * call.k_stride + head * call.channels, key, call.channels,
+               call.rotation, token, 1.0f);
+    if (to.spread) spread_row(key, call.channels);
+    quantise_row(key, call.channels, to.group, to.keys + at, to.key_scales + scale);
+    if (to.values == to.keys) continue;
+    quantise_row(call.v + token * call.v_stride + head * call.channels, call.channels, to.group,
+                 to.values + at, to.value_scales + scale);
   }
 }
 
@@ -355,27 +355,39 @@ std::int64_t AttentionTasks::merges() const {
 void AttentionTasks::store(std::int64_t begin, std::int64_t end) const {
   const std::int32_t* last = call_.starts + call_.sequences + 1;
   std::int64_t sequence = std::upper_bound(call_.starts, last, begin) - call_.starts - 1;
+  std::vector<float> key(call_.bytes.keys != nullptr ? call_.channels : 0);
   for (std::int64_t token = begin; token < end; ++token) {
     while (token >= call_.starts[sequence + 1]) ++sequence;
-    store_token(call_, sequence, token);
+    if (key.empty()) {
+      store_token(call_, sequence, token);
+    } else {
+      store_token_bytes(call_, sequence, token, key.data());
+    }
   }
 }
 
 void AttentionTasks::attend(std::int64_t task) const {
   const TileSession session;
-  Worker(call_).run(schedule_->tasks[task], partials_ + schedule_->tasks[task].partial);
+  const Task& chosen = schedule_->tasks[task];
+  if (call_.bytes.keys != nullptr) {
+    Worker<ByteBlocks>(call_).run(chosen, partials_ + chosen.partial);
+  } else {
+    Worker<FloatBlocks>(call_).run(chosen, partials_ + chosen.partial);
+  }
 }
 
 void AttentionTasks::merge(std::int64_t index) const {
   const Schedule::Merge& merge = schedule_->merges[index];
-  Worker(call_).finish(merge.task, partials_ + merge.task.partial, merge.chunks);
+  Worker<FloatBlocks>(call_).finish(merge.task, partials_ + merge.task.partial, merge.chunks);
 }
 
 void attention_amx(const AttentionCall& call) {
   if (call.tokens == 0) return;
   const AttentionTasks work(call);
-  each_piece(call.threads, call.tokens, kTokensAtOnce,
-             [&](std::int64_t begin, std::int64_t end) { work.store(begin, end); });
+  if (call.k != nullptr) {
+    each_piece(call.threads, call.tokens, kTokensAtOnce,
+               [&](std::int64_t begin, std::int64_t end) { work.store(begin, end); });
+  }
   each_piece(call.threads, work.tasks(), 1,
              [&](std::int64_t task, std::int64_t) { work.attend(task); });
   each_piece(work.merges() > 8 ? call.threads : 1, work.merges(), 1,

@@ -38,7 +38,9 @@ struct Schedule {
     const std::int64_t tokens_at_once = std::max<std::int64_t>(1, kTaskColumns / shape.group);
     for (std::int64_t b = 0; b < call.sequences; ++b) {
       const std::int64_t length = call.starts[b + 1] - call.starts[b];
-      const std::int64_t chunks = (call.contexts[b] + kChunkKeys - 1) / kChunkKeys;
+      if (call.carry != nullptr && call.last(b) <= call.first(b)) continue;
+      const std::int64_t first_chunk = call.first(b) / kChunkKeys;
+      const std::int64_t chunks = (call.last(b) + kChunkKeys - 1) / kChunkKeys - first_chunk;
       // Few query columns, or a single head of keys: too few tasks otherwise.
       const std::int64_t columns = length * shape.group;
       const std::int64_t most = call.kv_heads == 1 ? kTaskColumns : 16;
@@ -48,7 +50,7 @@ struct Schedule {
         if (cut) {
           merges.push_back({{b, kv_head, 0, length, 0, partial_floats}, chunks});
           for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-            tasks.push_back({b, kv_head, 0, length, chunk, partial_floats});
+            tasks.push_back({b, kv_head, 0, length, first_chunk + chunk, partial_floats});
             partial_floats += state_floats;
           }
         } else {

@@ -106,7 +106,7 @@ PyObject* make_kernel(PyObject*, PyObject* arguments) {
   int use_tiles = 0;
   if (!PyArg_ParseTuple(arguments, "sOp", &name, &reference, &use_tiles)) return nullptr;
   for (const std::span<const Operation> table :
-       {operations(), packed_operations(), expert_operations(), sequence_operations()}) {
+       {operations(), packed_operations(), expert_operations(), sequence_operations(), attention_operations()}) {
     const auto found = std::find_if(table.begin(), table.end(), [&](const Operation& operation) {
       return std::string_view(operation.name) == name;
     });

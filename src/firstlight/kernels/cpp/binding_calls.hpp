@@ -91,29 +91,48 @@ inline Rotation rotation_of(Arguments arguments, std::int64_t tokens, std::int64
 
 constexpr std::int64_t kMostGroup = 128;  // query heads of one key/value head
 
-// From the pages on: keys, values, starts, contexts, table, scale, window.
-inline void read_cache(AttentionCall& call, Arguments arguments, Py_ssize_t count) {
-  const at::Tensor &keys = dense_of(arguments[0], 4), &values = dense_of(arguments[1], 4);
-  require(keys.sizes() == values.sizes() && keys.size(1) == call.kv_heads && keys.size(2) > 0 &&
-          keys.size(3) == call.channels);
-  const at::Tensor& starts = dense_of(arguments[2], 1, at::kInt);
-  const at::Tensor& contexts = dense_of(arguments[3], 1, at::kInt);
-  const at::Tensor& table = dense_of(arguments[4], 2, at::kInt);
+// starts, contexts and table.
+inline void read_spans(AttentionCall& call, PyObject* starts_object, PyObject* contexts_object,
+                       PyObject* table_object) {
+  const at::Tensor& starts = dense_of(starts_object, 1, at::kInt);
+  const at::Tensor& contexts = dense_of(contexts_object, 1, at::kInt);
+  const at::Tensor& table = dense_of(table_object, 2, at::kInt);
   call.sequences = contexts.size(0);
   require(starts.size(0) == call.sequences + 1 && table.size(0) == call.sequences);
-  call.keys = keys.mutable_data_ptr<float>();
-  call.values = values.mutable_data_ptr<float>();
-  call.pages = keys.size(0);
-  call.slots = keys.size(2);
   call.starts = starts.const_data_ptr<std::int32_t>();
   call.contexts = contexts.const_data_ptr<std::int32_t>();
   call.table = table.const_data_ptr<std::int32_t>();
   call.table_width = table.size(1);
-  call.scale = static_cast<float>(number_of(arguments[5]));
-  if (count > 6 && !is_none(arguments[6])) {
-    call.window = std::min<std::int64_t>(integer_of(arguments[6]), call.window);
+}
+
+// From the scale on: scale, window, sinks.
+inline void read_sight(AttentionCall& call, Arguments arguments, Py_ssize_t count) {
+  call.scale = static_cast<float>(number_of(arguments[0]));
+  if (count > 1 && !is_none(arguments[1])) {
+    call.window = std::min<std::int64_t>(integer_of(arguments[1]), call.window);
     require(call.window > 0);
   }
+  if (count > 2) {
+    call.sinks = integer_of(arguments[2]);
+    require(call.sinks >= 0);
+  }
+}
+
+inline void read_pages(AttentionCall& call, PyObject* keys_object, PyObject* values_object) {
+  const at::Tensor &keys = dense_of(keys_object, 4), &values = dense_of(values_object, 4);
+  require(keys.sizes() == values.sizes() && keys.size(1) == call.kv_heads && keys.size(2) > 0 &&
+          keys.size(3) == call.channels);
+  call.keys = keys.mutable_data_ptr<float>();
+  call.values = values.mutable_data_ptr<float>();
+  call.pages = keys.size(0);
+  call.slots = keys.size(2);
+}
+
+// From the pages on: keys, values, starts, contexts, table, scale, window, sinks.
+inline void read_cache(AttentionCall& call, Arguments arguments, Py_ssize_t count) {
+  read_pages(call, arguments[0], arguments[1]);
+  read_spans(call, arguments[2], arguments[3], arguments[4]);
+  read_sight(call, arguments + 5, count - 5);
 }
 
 }  // namespace firstlight

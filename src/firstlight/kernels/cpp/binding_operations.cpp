@@ -140,44 +140,6 @@ PyObject* run_rotary(Arguments arguments, Py_ssize_t, const Machine&) {
   return pair(std::move(q_out), std::move(k_out));
 }
 
-PyObject* run_attention(Arguments arguments, Py_ssize_t count, bool rotated) {
-  const at::Tensor& q = heads_of(arguments[0]);
-  const at::Tensor &k = heads_of(arguments[1]), &v = heads_of(arguments[2]);
-  AttentionCall call;
-  call.tokens = q.size(0);
-  call.heads = q.size(1);
-  call.kv_heads = k.size(1);
-  call.channels = q.size(2);
-  require(k.size(0) == call.tokens && k.size(2) == call.channels && v.sizes() == k.sizes());
-  require(call.heads % call.kv_heads == 0 && call.heads / call.kv_heads <= kMostGroup);
-  call.q = floats(q);
-  call.k = floats(k);
-  call.v = floats(v);
-  call.q_stride = q.stride(0);
-  call.k_stride = k.stride(0);
-  call.v_stride = v.stride(0);
-  if (rotated) call.rotation = rotation_of(arguments + 3, call.tokens, call.channels);
-  const int first = rotated ? 6 : 3;
-  read_cache(call, arguments + first, count - first);
-  check_attention(call);
-  at::Tensor out = at::empty(q.sizes(), q.options());
-  call.out = out.mutable_data_ptr<float>();
-  call.threads = at::get_num_threads();
-  {
-    const WithoutInterpreterLock unlocked;
-    attention_amx(call);
-  }
-  return wrap(std::move(out));
-}
-
-PyObject* run_paged_attention(Arguments arguments, Py_ssize_t count, const Machine&) {
-  return run_attention(arguments, count, false);
-}
-
-PyObject* run_rotary_paged_attention(Arguments arguments, Py_ssize_t count, const Machine&) {
-  return run_attention(arguments, count, true);
-}
-
 constexpr Operation kOperations[] = {
     {"linear", 2, 3, run_linear_one},
     {"linear_add", 4, 4, run_linear_one},
@@ -187,8 +149,6 @@ constexpr Operation kOperations[] = {
     {"add_rms_norm", 4, 4, run_add_rms_norm},
     {"greedy", 1, 1, run_greedy},
     {"rotary", 5, 5, run_rotary},
-    {"paged_attention", 9, 10, run_paged_attention},
-    {"rotary_paged_attention", 12, 13, run_rotary_paged_attention},
 };
 
 }  // namespace

@@ -2,7 +2,6 @@
 // It refuses to know how anything is computed.
 #include <vector>
 
-#include "attention.hpp"
 #include "binding_calls.hpp"
 #include "binding_support.hpp"
 #include "delta_rule.hpp"
@@ -129,53 +128,9 @@ PyObject* run_short_conv(Arguments arguments, Py_ssize_t count, const Machine&) 
   return wrap(std::move(out));
 }
 
-// latent_attention(q, rows, pages, starts, contexts, table, scale, value_width)
-PyObject* run_latent_attention(Arguments arguments, Py_ssize_t, const Machine&) {
-  const at::Tensor &q = heads_of(arguments[0]), &rows = tensor_of(arguments[1], 2);
-  const at::Tensor& pages = dense_of(arguments[2], 3);
-  const at::Tensor& starts = dense_of(arguments[3], 1, at::kInt);
-  const at::Tensor& contexts = dense_of(arguments[4], 1, at::kInt);
-  const at::Tensor& table = dense_of(arguments[5], 2, at::kInt);
-  AttentionCall call;
-  call.tokens = q.size(0);
-  call.heads = q.size(1);
-  call.kv_heads = 1;
-  call.channels = q.size(2);
-  call.value_channels = integer_of(arguments[7]);
-  call.sequences = contexts.size(0);
-  require(call.heads <= kMostGroup && call.value_channels > 0 &&
-          call.value_channels <= call.channels);
-  require(rows.size(0) == call.tokens && rows.size(1) == call.channels &&
-          (rows.stride(1) == 1 || call.channels == 1));
-  require(pages.size(1) > 0 && pages.size(2) == call.channels);
-  require(starts.size(0) == call.sequences + 1 && table.size(0) == call.sequences);
-  call.q = floats(q);
-  call.k = call.v = floats(rows);
-  call.q_stride = q.stride(0);
-  call.k_stride = call.v_stride = rows.stride(0);
-  call.keys = call.values = pages.mutable_data_ptr<float>();
-  call.pages = pages.size(0);
-  call.slots = pages.size(1);
-  call.starts = starts.const_data_ptr<std::int32_t>();
-  call.contexts = contexts.const_data_ptr<std::int32_t>();
-  call.table = table.const_data_ptr<std::int32_t>();
-  call.table_width = table.size(1);
-  call.scale = static_cast<float>(number_of(arguments[6]));
-  check_attention(call);
-  at::Tensor out = at::empty({call.tokens, call.heads, call.value_channels}, q.options());
-  call.out = out.mutable_data_ptr<float>();
-  call.threads = at::get_num_threads();
-  {
-    const WithoutInterpreterLock unlocked;
-    attention_amx(call);
-  }
-  return wrap(std::move(out));
-}
-
 constexpr Operation kOperations[] = {
     {"delta_rule", 6, 9, run_delta_rule},
     {"short_conv", 3, 6, run_short_conv},
-    {"latent_attention", 8, 8, run_latent_attention},
 };
 
 }  // namespace

@@ -26,5 +26,6 @@ std::span<const Operation> operations();
 std::span<const Operation> packed_operations();
 std::span<const Operation> expert_operations();
 std::span<const Operation> sequence_operations();
+std::span<const Operation> attention_operations();
 
 }  // namespace firstlight

@@ -60,6 +60,39 @@ void check_positions(const Rotation& rotation, std::int64_t tokens) {
   }
 }
 
+namespace {
+
+void check_context(const AttentionCall& call, std::int64_t b) {
+  const std::int64_t context = call.contexts[b], length = call.starts[b + 1] - call.starts[b];
+  const std::string name = "sequence " + std::to_string(b);
+  if (context < length) {
+    throw std::invalid_argument(name + ": " + std::to_string(length) + " tokens in a context of " +
+                                std::to_string(context));
+  }
+  const std::int64_t first = call.first(b), last = call.last(b);
+  if (first < 0 || last < first || last > context || first % call.slots != 0) {
+    throw std::invalid_argument(name + ": positions " + std::to_string(first) + " to " +
+                                std::to_string(last) + " are no segment of a context of " +
+                                std::to_string(context) + " in pages of " +
+                                std::to_string(call.slots));
+  }
+  const std::int64_t tokens = (call.k != nullptr ? context : last) - first;
+  const std::int64_t needed = (tokens + call.slots - 1) / call.slots;
+  if (needed > call.table_width) {
+    throw std::out_of_range(name + " has " + std::to_string(tokens) + " tokens, its table only " +
+                            std::to_string(call.table_width) + " pages");
+  }
+  for (std::int64_t i = 0; i < needed; ++i) {
+    const std::int32_t page = call.table[b * call.table_width + i];
+    if (page < 0 || page >= call.pages) {
+      throw std::out_of_range(name + " names a page outside the " + std::to_string(call.pages) +
+                              " of the cache");
+    }
+  }
+}
+
+}  // namespace
+
 void check_attention(const AttentionCall& call) {
   bool cut = call.starts[0] == 0 && call.starts[call.sequences] == call.tokens;
   for (std::int64_t b = 0; b < call.sequences; ++b) cut &= call.starts[b] <= call.starts[b + 1];
@@ -67,26 +100,7 @@ void check_attention(const AttentionCall& call) {
     throw std::invalid_argument("starts do not cut " + std::to_string(call.tokens) +
                                 " tokens into sequences");
   }
-  for (std::int64_t b = 0; b < call.sequences; ++b) {
-    const std::int64_t context = call.contexts[b], length = call.starts[b + 1] - call.starts[b];
-    const std::string name = "sequence " + std::to_string(b);
-    if (context < length) {
-      throw std::invalid_argument(name + ": " + std::to_string(length) +
-                                  " tokens in a context of " + std::to_string(context));
-    }
-    const std::int64_t needed = (context + call.slots - 1) / call.slots;
-    if (needed > call.table_width) {
-      throw std::out_of_range(name + " has " + std::to_string(context) + " tokens, its table only " +
-                              std::to_string(call.table_width) + " pages");
-    }
-    for (std::int64_t i = 0; i < needed; ++i) {
-      const std::int32_t page = call.table[b * call.table_width + i];
-      if (page < 0 || page >= call.pages) {
-        throw std::out_of_range(name + " names a page outside the " + std::to_string(call.pages) +
-                                " of the cache");
-      }
-    }
-  }
+  for (std::int64_t b = 0; b < call.sequences; ++b) check_context(call, b);
   check_positions(call.rotation, call.tokens);
 }
 

@@ -165,26 +165,26 @@ inline void each_tile(Function&& function) {
   if constexpr (kTiles > 3) function(std::integral_constant<int, 3>{});
 }
 
-// One step of up to 4 left tiles (kStepBytes apart) with one right tile: sums in tiles 0..3.
+// One step of up to 4 left tiles (kApart bytes apart) with one right tile: sums in tiles 0..3.
 // With kOnePart the second and third parts of the left tiles are zero and not read.
-template <int kTiles, bool kOnePart = false>
+template <int kTiles, bool kOnePart = false, int kApart = kStepBytes>
 inline void step_column(const std::uint8_t* left, const std::uint8_t* right) {
   tile_load<5>(right + 2 * kTileBytes);
   tile_load<6>(right + kTileBytes);
   tile_load<7>(right);
   each_tile<kTiles>([&](auto i) {
-    tile_load<4>(left + i * kStepBytes);
+    tile_load<4>(left + i * kApart);
     tile_multiply<i, 4, 5>();
     tile_multiply<i, 4, 6>();
     tile_multiply<i, 4, 7>();
   });
   if constexpr (kOnePart) return;
   each_tile<kTiles>([&](auto i) {
-    tile_load<4>(left + i * kStepBytes + 2 * kTileBytes);
+    tile_load<4>(left + i * kApart + 2 * kTileBytes);
     tile_multiply<i, 4, 7>();
   });
   each_tile<kTiles>([&](auto i) {
-    tile_load<4>(left + i * kStepBytes + kTileBytes);
+    tile_load<4>(left + i * kApart + kTileBytes);
     tile_multiply<i, 4, 7>();
     tile_multiply<i, 4, 6>();
   });

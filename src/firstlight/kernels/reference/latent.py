@@ -5,7 +5,8 @@ heads share (arXiv:2405.04434). It knows no layer and no allocator.
 
 Shape letters: T tokens of the step, N heads, W row width, C latent width (the first channels of a
 row), P pages, S slots of a page, B sequences, X context of one sequence, H key channels that come
-from the latent, V value channels.
+from the latent, V value channels, E =
+C + 2 what a query carries.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from firstlight.kernels.reference.spans import PagedSpan, paged_spans
+from firstlight.kernels.carry import carried, new_carry
+from firstlight.kernels.reference.running_softmax import BlockOf, Sight, attend_span
+from firstlight.kernels.reference.spans import PagedSpan, Segment, paged_spans
 from firstlight.kernels.reference.wide import wide
-
-# Context rows whose keys, values and scores are held at once.
-CONTEXT_ROWS = 2048
 
 
 class CachedRows(NamedTuple):
@@ -42,15 +42,42 @@ def latent_attention(
     table_BP: Tensor,
     scale: float,
     value_width: int,
+    window: int | None = None,
+    sinks: int = 0,
 ) -> Tensor:
     """Write the new rows into the pages, then attend with rows as keys and latents as values.
 
     `q_TNW` are absorbed queries: multiplied by the keys' part of the expansion. Returns the mixed
-    latents [T, N, C], C = `value_width`. Changes `rows_PSW` in place; spans, pages and errors are
-    those of `paged_attention`.
+    latents [T, N, C], C = `value_width`. Changes `rows_PSW` in place; spans, pages, window and
+    errors are those of `paged_attention`.
     """
-    rows = _written(rows_TW, rows_PSW, starts_B1, contexts_B, table_BP)
-    return attend_absorbed(q_TNW, rows, scale, value_width)
+    cache = (rows_PSW.shape[0], rows_PSW.shape[1])
+    spans = paged_spans(starts_B1, contexts_B, table_BP, cache=cache, tokens=len(rows_TW))
+    rows = write_rows(spans, rows_TW, rows_PSW)
+    return attend_absorbed(q_TNW, rows, scale, value_width, Sight(window, sinks))
+
+
+def segment_latent_attention(
+    q_TNW: Tensor,
+    rows_TW: Tensor | None,
+    rows_PSW: Tensor,
+    starts_B1: Tensor,
+    contexts_B: Tensor,
+    firsts_B: Tensor,
+    lasts_B: Tensor,
+    table_BP: Tensor,
+    scale: float,
+    carry_TNE: Tensor,
+) -> Tensor:
+    """Attend a segment of each context as `segment_attention` does, with latents."""
+    segment = Segment(firsts_B, lasts_B, rows_TW is not None)
+    cache = (rows_PSW.shape[0], rows_PSW.shape[1])
+    spans = paged_spans(
+        starts_B1, contexts_B, table_BP, cache=cache, tokens=len(q_TNW), segment=segment
+    )
+    rows = write_rows(spans, rows_TW, rows_PSW, dtype=q_TNW.dtype)
+    add_absorbed(q_TNW, rows, scale, carry_TNE, Sight())
+    return carry_TNE
 
 
 def expanded_latent_attention(
@@ -68,85 +95,92 @@ def expanded_latent_attention(
     `expansion_NOC` [N, H + V, C] turns a latent into a head's keys and values; queries [T, N, K]
     have H channels for the former and K - H for the shared part. Returns [T, N, V].
     """
-    rows = _written(rows_TW, rows_PSW, starts_B1, contexts_B, table_BP)
+    cache = (rows_PSW.shape[0], rows_PSW.shape[1])
+    spans = paged_spans(starts_B1, contexts_B, table_BP, cache=cache, tokens=len(rows_TW))
+    rows = write_rows(spans, rows_TW, rows_PSW)
     return attend_expanded(q_TNK, rows, scale, expansion_NOC)
 
 
-def attend_absorbed(q_TNW: Tensor, rows: CachedRows, scale: float, value_width: int) -> Tensor:
+def attend_absorbed(
+    q_TNW: Tensor, rows: CachedRows, scale: float, value_width: int, sight: Sight
+) -> Tensor:
     """Attend with cached rows as keys and their first channels as values: [T, N, C]."""
-    out_TNC = q_TNW.new_empty(*q_TNW.shape[:2], value_width)
+    carry_TNE = new_carry(q_TNW, value_width)
+    add_absorbed(q_TNW, rows, scale, carry_TNE, sight)
+    return carried(carry_TNE, q_TNW.dtype)
+
+
+def add_absorbed(
+    q_TNW: Tensor, rows: CachedRows, scale: float, carry_TNE: Tensor, sight: Sight
+) -> None:
+    """Attend what the spans say on top of what queries carry, which is changed in place."""
+    value_width = carry_TNE.shape[2] - 2
     for span in rows.spans:
 
         def shared(block: slice, span: PagedSpan = span) -> tuple[Tensor, Tensor]:
             part_1XW = rows.at(span, block).unsqueeze(0)
             return part_1XW, part_1XW[..., :value_width]
 
-        part_TNW = q_TNW[span.begin : span.end]
-        out_TNC[span.begin : span.end] = _attend_blocks(part_TNW, span.context, scale, shared)
-    return out_TNC
+        # All heads share the rows: they are queries of one key head.
+        _attend(q_TNW, span, scale, shared, carry_TNE, kv_heads=1, sight=sight)
 
 
 def attend_expanded(q_TNK: Tensor, rows: CachedRows, scale: float, expansion_NOC: Tensor) -> Tensor:
     """Attend with keys and values expanded from cached rows, in the rows' dtype: [T, N, V]."""
-    latent = expansion_NOC.shape[2]
+    heads, width, latent = expansion_NOC.shape
     own = q_TNK.shape[2] - (rows.width - latent)
-    out_TNV = q_TNK.new_empty(*q_TNK.shape[:2], expansion_NOC.shape[1] - own)
+    carry_TNE = new_carry(q_TNK, width - own)
     for span in rows.spans:
 
         def expanded(block: slice, span: PagedSpan = span) -> tuple[Tensor, Tensor]:
             part_XW = rows.at(span, block)
             both_NXO = part_XW[:, :latent] @ expansion_NOC.to(part_XW.dtype).transpose(1, 2)
-            shared_NXS = part_XW[:, latent:].expand(len(expansion_NOC), -1, -1)
+            shared_NXS = part_XW[:, latent:].expand(heads, -1, -1)
             return torch.cat((both_NXO[..., :own], shared_NXS), -1), both_NXO[..., own:]
 
-        part_TNK = q_TNK[span.begin : span.end]
-        out_TNV[span.begin : span.end] = _attend_blocks(part_TNK, span.context, scale, expanded)
-    return out_TNV
+        _attend(q_TNK, span, scale, expanded, carry_TNE, kv_heads=heads, sight=Sight())
+    return carried(carry_TNE, q_TNK.dtype)
 
 
-def _written(
-    rows_TW: Tensor, rows_PSW: Tensor, starts_B1: Tensor, contexts_B: Tensor, table_BP: Tensor
+def write_rows(
+    spans: Sequence[PagedSpan],
+    rows_TW: Tensor | None,
+    rows_PSW: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> CachedRows:
-    """Write the new rows of every sequence; return how all are read."""
-    cache = (rows_PSW.shape[0], rows_PSW.shape[1])
-    spans = paged_spans(starts_B1, contexts_B, table_BP, cache=cache, tokens=len(rows_TW))
-    for span in spans:
-        rows_PSW[span.places] = rows_TW[span.begin : span.end].to(rows_PSW.dtype)
+    """Write the new rows of every span, if there are any; return how all are read, in `dtype` or
+    that of the new rows.
+    """
+    if rows_TW is not None:
+        for span in spans:
+            rows_PSW[span.places] = rows_TW[span.begin : span.end].to(rows_PSW.dtype)
+        dtype = rows_TW.dtype
 
     def at(span: PagedSpan, block: slice) -> Tensor:
         page_ids, inside = span.pages_at(block)
-        return rows_PSW[page_ids].flatten(0, 1)[inside].to(rows_TW.dtype)
+        return rows_PSW[page_ids].flatten(0, 1)[inside].to(dtype)
 
     return CachedRows(spans, rows_PSW.shape[2], at)
 
 
-def _attend_blocks(
-    q_TNK: Tensor, context: int, scale: float, block_of: Callable[[slice], tuple[Tensor, Tensor]]
-) -> Tensor:
-    """Attend T last tokens over a context, a block of it at a time: no score matrix is whole.
-
-    `block_of` gives keys [N or 1, X, K] and values [N or 1, X, V] of a block. The running softmax
-    keeps for each query the greatest score, the sum of exponentials and the mixed values (Milakov
-    and Gimelshein, arXiv:1805.02867).
-    """
-    q_NTK = wide(q_TNK).transpose(0, 1) * scale
-    tokens = q_NTK.shape[1]
-    rows_T1 = torch.arange(context - tokens, context, device=q_TNK.device).unsqueeze(1)
-    best_NT1 = q_NTK.new_full((*q_NTK.shape[:2], 1), -torch.inf)
-    total_NT1 = torch.zeros_like(best_NT1)
-    mixed_NTV = q_NTK.new_zeros(())
-    for first in range(0, context, CONTEXT_ROWS):
-        last = min(context, first + CONTEXT_ROWS)
-        keys_NXK, values_NXV = (wide(part) for part in block_of(slice(first, last)))
-        scores_NTX = q_NTK @ keys_NXK.transpose(1, 2)
-        if last > context - tokens:
-            columns_1X = torch.arange(first, last, device=q_TNK.device).unsqueeze(0)
-            scores_NTX = scores_NTX.masked_fill(columns_1X > rows_T1, -torch.inf)
-        # The first block holds position 0, which every query sees: `best` is finite from there on.
-        higher_NT1 = torch.maximum(best_NT1, scores_NTX.amax(-1, keepdim=True))
-        faded_NT1 = (best_NT1 - higher_NT1).exp()
-        shares_NTX = (scores_NTX - higher_NT1).exp()
-        total_NT1 = total_NT1 * faded_NT1 + shares_NTX.sum(-1, keepdim=True)
-        mixed_NTV = mixed_NTV * faded_NT1 + shares_NTX @ values_NXV
-        best_NT1 = higher_NT1
-    return (mixed_NTV / total_NT1).transpose(0, 1).to(q_TNK.dtype)
+def _attend(
+    q_TNK: Tensor,
+    span: PagedSpan,
+    scale: float,
+    block_of: BlockOf,
+    carry_TNE: Tensor,
+    *,
+    kv_heads: int,
+    sight: Sight,
+) -> None:
+    own = slice(span.begin, span.end)
+    attend_span(
+        wide(q_TNK[own]) * scale,
+        span.context - 1,
+        block_of,
+        carry_TNE=carry_TNE[own],
+        kv_heads=kv_heads,
+        keys=span.keys,
+        sight=sight,
+    )

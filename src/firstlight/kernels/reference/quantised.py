@@ -12,19 +12,25 @@ scales of a row, C latent width, V value channels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from firstlight.kernels.reference.latent import CachedRows, attend_absorbed, attend_expanded
-from firstlight.kernels.reference.spans import PagedSpan, paged_spans
+from firstlight.kernels.carry import carried, new_carry
+from firstlight.kernels.reference.latent import (
+    CachedRows,
+    add_absorbed,
+    attend_absorbed,
+    attend_expanded,
+)
+from firstlight.kernels.reference.running_softmax import Sight, attend_span
+from firstlight.kernels.reference.spans import PagedSpan, Segment, paged_spans
 from firstlight.kernels.reference.wide import wide
 from firstlight.sharding.state_spec import INT8_GROUP
 
 MOST = 127
-# Context positions, and tokens of a step, whose scores are held at once.
-CONTEXT_ROWS = 2048
-QUERY_ROWS = 256
 
 
 def quantised(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
@@ -77,6 +83,7 @@ def int8_paged_attention(
     table_BP: Tensor,
     scale: float,
     window: int | None = None,
+    sinks: int = 0,
 ) -> Tensor:
     """Write k and v into the pages in INT8, then attend as `paged_attention` does.
 
@@ -87,24 +94,43 @@ def int8_paged_attention(
     cache = (keys_PKSH.shape[0], keys_PKSH.shape[2])
     spans = paged_spans(starts_B1, contexts_B, table_BP, cache=cache, tokens=len(q_TNH))
     caches = ((keys_PKSH, key_scales_PKS), (values_PKSH, value_scales_PKS))
-    out_TNH = torch.empty_like(q_TNH)
-    q_TNH, k_TKH = spread(q_TNH), spread(k_TKH)
-    for x_TKH, (pages_PKSH, scales_PKS) in zip((k_TKH, v_TKH), caches, strict=True):
-        whole_TKH, scales_TK1 = quantised(x_TKH, x_TKH.shape[-1])
-        for span in spans:
-            page_ids, slot_ids = span.places
-            pages_PKSH[page_ids, :, slot_ids] = whole_TKH[span.begin : span.end]
-            scales_PKS[page_ids, :, slot_ids] = scales_TK1[span.begin : span.end, :, 0].to(
-                scales_PKS.dtype
-            )
-
+    carry_TNE = new_carry(q_TNH, v_TKH.shape[2])
+    q_TNH = wide(spread(q_TNH)) * scale
+    _write_heads(spans, (k_TKH, v_TKH), caches)
     for span in spans:
-        for begin in range(span.begin, span.end, QUERY_ROWS):
-            end = min(span.end, begin + QUERY_ROWS)
-            last = span.context - (span.end - end)
-            part_TNH = q_TNH[begin:end] * scale
-            out_TNH[begin:end] = _attend(part_TNH, caches, span, last, window)
-    return out_TNH
+        _attend_heads(span, q_TNH, caches, carry_TNE, Sight(window, sinks))
+    return carried(carry_TNE, v_TKH.dtype)
+
+
+def int8_segment_attention(
+    q_TNH: Tensor,
+    k_TKH: Tensor | None,
+    v_TKH: Tensor | None,
+    keys_PKSH: Tensor,
+    key_scales_PKS: Tensor,
+    values_PKSH: Tensor,
+    value_scales_PKS: Tensor,
+    starts_B1: Tensor,
+    contexts_B: Tensor,
+    firsts_B: Tensor,
+    lasts_B: Tensor,
+    table_BP: Tensor,
+    scale: float,
+    carry_TNE: Tensor,
+) -> Tensor:
+    """Attend a segment of each context as `segment_attention` does, in INT8."""
+    segment = Segment(firsts_B, lasts_B, k_TKH is not None)
+    cache = (keys_PKSH.shape[0], keys_PKSH.shape[2])
+    spans = paged_spans(
+        starts_B1, contexts_B, table_BP, cache=cache, tokens=len(q_TNH), segment=segment
+    )
+    caches = ((keys_PKSH, key_scales_PKS), (values_PKSH, value_scales_PKS))
+    if k_TKH is not None and v_TKH is not None:
+        _write_heads(spans, (k_TKH, v_TKH), caches)
+    q_TNH = wide(spread(q_TNH)) * scale
+    for span in spans:
+        _attend_heads(span, q_TNH, caches, carry_TNE, Sight())
+    return carry_TNE
 
 
 def int8_latent_attention(
@@ -117,13 +143,41 @@ def int8_latent_attention(
     table_BP: Tensor,
     scale: float,
     value_width: int,
+    window: int | None = None,
+    sinks: int = 0,
 ) -> Tensor:
     """Write the new rows in INT8, then attend as `latent_attention` does.
 
     A scale belongs to one token and INT8_GROUP values of its row.
     """
-    rows = _written(rows_TW, (rows_PSW, scales_PSG), starts_B1, contexts_B, table_BP)
-    return attend_absorbed(q_TNW, rows, scale, value_width)
+    cache = (rows_PSW.shape[0], rows_PSW.shape[1])
+    spans = paged_spans(starts_B1, contexts_B, table_BP, cache=cache, tokens=len(rows_TW))
+    rows = _write_rows(spans, rows_TW, (rows_PSW, scales_PSG), rows_TW.dtype)
+    return attend_absorbed(q_TNW, rows, scale, value_width, Sight(window, sinks))
+
+
+def int8_segment_latent_attention(
+    q_TNW: Tensor,
+    rows_TW: Tensor | None,
+    rows_PSW: Tensor,
+    scales_PSG: Tensor,
+    starts_B1: Tensor,
+    contexts_B: Tensor,
+    firsts_B: Tensor,
+    lasts_B: Tensor,
+    table_BP: Tensor,
+    scale: float,
+    carry_TNE: Tensor,
+) -> Tensor:
+    """Attend a segment of each context as `segment_attention` does, with INT8 latents."""
+    segment = Segment(firsts_B, lasts_B, rows_TW is not None)
+    cache = (rows_PSW.shape[0], rows_PSW.shape[1])
+    spans = paged_spans(
+        starts_B1, contexts_B, table_BP, cache=cache, tokens=len(q_TNW), segment=segment
+    )
+    rows = _write_rows(spans, rows_TW, (rows_PSW, scales_PSG), q_TNW.dtype)
+    add_absorbed(q_TNW, rows, scale, carry_TNE, Sight())
+    return carry_TNE
 
 
 def int8_expanded_latent_attention(
@@ -138,68 +192,71 @@ def int8_expanded_latent_attention(
     scale: float,
 ) -> Tensor:
     """Write the new rows in INT8, then attend as `expanded_latent_attention` does."""
-    rows = _written(rows_TW, (rows_PSW, scales_PSG), starts_B1, contexts_B, table_BP)
+    cache = (rows_PSW.shape[0], rows_PSW.shape[1])
+    spans = paged_spans(starts_B1, contexts_B, table_BP, cache=cache, tokens=len(rows_TW))
+    rows = _write_rows(spans, rows_TW, (rows_PSW, scales_PSG), rows_TW.dtype)
     return attend_expanded(q_TNK, rows, scale, expansion_NOC)
 
 
-def _written(
-    rows_TW: Tensor,
+def _write_rows(
+    spans: Sequence[PagedSpan],
+    rows_TW: Tensor | None,
     caches: tuple[Tensor, Tensor],
-    starts_B1: Tensor,
-    contexts_B: Tensor,
-    table_BP: Tensor,
+    dtype: torch.dtype,
 ) -> CachedRows:
-    """Write the new rows of every sequence in INT8; return how all are read, in fp32 or wider."""
+    """Write the new rows of every span, if there are any; return how all are read, in fp32 or
+    wider.
+    """
     rows_PSW, scales_PSG = caches
-    cache = (rows_PSW.shape[0], rows_PSW.shape[1])
-    spans = paged_spans(starts_B1, contexts_B, table_BP, cache=cache, tokens=len(rows_TW))
-    whole_TW, scales_TG = quantised(rows_TW, INT8_GROUP)
-    for span in spans:
-        rows_PSW[span.places] = whole_TW[span.begin : span.end]
-        scales_PSG[span.places] = scales_TG[span.begin : span.end].to(scales_PSG.dtype)
+    if rows_TW is not None:
+        whole_TW, scales_TG = quantised(rows_TW, INT8_GROUP)
+        for span in spans:
+            rows_PSW[span.places] = whole_TW[span.begin : span.end]
+            scales_PSG[span.places] = scales_TG[span.begin : span.end].to(scales_PSG.dtype)
+    wider = torch.promote_types(dtype, torch.float32)
 
     def at(span: PagedSpan, block: slice) -> Tensor:
         page_ids, inside = span.pages_at(block)
         rows_XW, scales_XG = (part[page_ids].flatten(0, 1)[inside] for part in caches)
-        return dequantised(rows_XW, scales_XG, INT8_GROUP).to(wide(rows_TW[:0]).dtype)
+        return dequantised(rows_XW, scales_XG, INT8_GROUP).to(wider)
 
     return CachedRows(spans, rows_PSW.shape[2], at)
 
 
-def _attend(
-    q_TNH: Tensor,
-    caches: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
-    span: PagedSpan,
-    last: int,
-    window: int | None,
-) -> Tensor:
-    """Attend T tokens, the newest at position `last` - 1, with a running softmax over blocks.
+HeadCaches = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-    The greatest score of a query stays -inf until a block holds a position it sees.
-    """
-    (tokens, heads, channels), kv_heads = q_TNH.shape, caches[0][0].shape[1]
-    q_KMH = wide(q_TNH).view(tokens, kv_heads, -1, channels).transpose(0, 1).flatten(1, 2)
-    rows = torch.arange(last - tokens, last, device=q_TNH.device)
-    rows_M1 = rows.repeat_interleave(heads // kv_heads).unsqueeze(1)
-    best_KM1 = q_KMH.new_full((*q_KMH.shape[:2], 1), -torch.inf)
-    total_KM1, mixed_KMH = torch.zeros_like(best_KM1), torch.zeros_like(q_KMH)
-    start = 0 if window is None else max(0, last - tokens - window + 1)
-    for first in range(start, last, CONTEXT_ROWS):
-        block = slice(first, min(last, first + CONTEXT_ROWS))
-        keys_KXH, values_KXH = (_heads(*cache, span, block).to(q_KMH.dtype) for cache in caches)
-        columns_1X = torch.arange(block.start, block.stop, device=q_TNH.device).unsqueeze(0)
-        hidden_MX = columns_1X > rows_M1
-        if window is not None:
-            hidden_MX |= columns_1X <= rows_M1 - window
-        scores_KMX = (q_KMH @ keys_KXH.transpose(1, 2)).masked_fill(hidden_MX, -torch.inf)
-        higher_KM1 = torch.maximum(best_KM1, scores_KMX.amax(-1, keepdim=True))
-        base_KM1 = higher_KM1.masked_fill(higher_KM1 == -torch.inf, 0)
-        faded_KM1, shares_KMX = (best_KM1 - base_KM1).exp(), (scores_KMX - base_KM1).exp()
-        total_KM1 = total_KM1 * faded_KM1 + shares_KMX.sum(-1, keepdim=True)
-        mixed_KMH = mixed_KMH * faded_KM1 + shares_KMX @ values_KXH
-        best_KM1 = higher_KM1
-    out_KTGH = (mixed_KMH / total_KM1).view(kv_heads, tokens, -1, channels)
-    return out_KTGH.transpose(0, 1).reshape(tokens, heads, channels).to(q_TNH.dtype)
+
+def _write_heads(
+    spans: Sequence[PagedSpan], new: tuple[Tensor, Tensor], caches: HeadCaches
+) -> None:
+    """Write keys, spread, and values in INT8."""
+    for x_TKH, (pages_PKSH, scales_PKS) in zip((spread(new[0]), new[1]), caches, strict=True):
+        whole_TKH, scales_TK1 = quantised(x_TKH, x_TKH.shape[-1])
+        for span in spans:
+            page_ids, slot_ids = span.places
+            pages_PKSH[page_ids, :, slot_ids] = whole_TKH[span.begin : span.end]
+            scales_PKS[page_ids, :, slot_ids] = scales_TK1[span.begin : span.end, :, 0].to(
+                scales_PKS.dtype
+            )
+
+
+def _attend_heads(
+    span: PagedSpan, q_TNH: Tensor, caches: HeadCaches, carry_TNE: Tensor, sight: Sight
+) -> None:
+    def block_of(block: slice) -> tuple[Tensor, Tensor]:
+        keys_KXH, values_KXH = (_heads(*cache, span, block) for cache in caches)
+        return keys_KXH, values_KXH
+
+    own = slice(span.begin, span.end)
+    attend_span(
+        q_TNH[own],
+        span.context - 1,
+        block_of,
+        carry_TNE=carry_TNE[own],
+        kv_heads=caches[0][0].shape[1],
+        keys=span.keys,
+        sight=sight,
+    )
 
 
 def _heads(pages_PKSH: Tensor, scales_PKS: Tensor, span: PagedSpan, block: slice) -> Tensor:

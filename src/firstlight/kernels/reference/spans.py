@@ -38,27 +38,41 @@ def equal_spans(starts: Sequence[int], device: torch.device) -> list[EqualSpans]
 
 
 class PagedSpan(NamedTuple):
-    """Tokens [begin, end) of the step, the last of a context that lies in `page_ids`."""
+    """Tokens [begin, end) of the step, the last of a context. Positions from `keys[0]` on lie in
+    `page_ids`; those up to `keys[1]` are attended.
+    """
 
     begin: int
     end: int
     context: int
     page_ids: Tensor
     slots: int
+    keys: tuple[int, int]
 
     @property
     def places(self) -> tuple[Tensor, Tensor]:
         """The page and the slot of each new token."""
-        first = self.context - (self.end - self.begin)
-        positions = torch.arange(first, self.context, device=self.page_ids.device)
+        first = self.context - (self.end - self.begin) - self.keys[0]
+        positions = torch.arange(first, self.context - self.keys[0], device=self.page_ids.device)
         return self.page_ids[positions // self.slots], positions % self.slots
 
     def pages_at(self, block: slice) -> tuple[Tensor, slice]:
         """The pages of context positions, and where these are among their slots."""
-        first = block.start // self.slots
-        page_ids = self.page_ids[first : -(-block.stop // self.slots)]
+        start, stop = block.start - self.keys[0], block.stop - self.keys[0]
+        first = start // self.slots
+        page_ids = self.page_ids[first : -(-stop // self.slots)]
         shift = first * self.slots
-        return page_ids, slice(block.start - shift, block.stop - shift)
+        return page_ids, slice(start - shift, stop - shift)
+
+
+class Segment(NamedTuple):
+    """Positions [first, last) of each context [B] that a call attends; its tables begin at
+    `first`, a multiple of a page. Whether new tokens are `written`: then tables cover these too.
+    """
+
+    firsts_B: Tensor
+    lasts_B: Tensor
+    written: bool
 
 
 def paged_spans(
@@ -68,32 +82,51 @@ def paged_spans(
     *,
     cache: tuple[int, int],
     tokens: int,
+    segment: Segment | None = None,
 ) -> list[PagedSpan]:
     """Return the spans that hold tokens; `cache` is the number of pages, and the slots of one.
 
     Raises IndexError for a page outside the cache, ValueError for starts and contexts that
-    contradict each other or the number of tokens.
+    contradict each other, the number of tokens or the segment.
     """
     starts, contexts = starts_B1.tolist(), contexts_B.tolist()
-    num_pages, slots = cache
+    keys = [(0, context) for context in contexts]
+    ends = contexts
+    if segment is not None:
+        keys = list(zip(segment.firsts_B.tolist(), segment.lasts_B.tolist(), strict=True))
+        _check_segment(keys, contexts, cache[1])
+        if not segment.written:
+            ends = [last for _, last in keys]
     pages = [
-        _pages_of(table_BP, sequence, context, slots, num_pages)
-        for sequence, context in enumerate(contexts)
+        _pages_of(table_BP, sequence, end - keys[sequence][0], cache)
+        for sequence, end in enumerate(ends)
     ]
     check_spans(starts, contexts, tokens)
     return [
-        PagedSpan(begin, end, contexts[sequence], pages[sequence], slots)
+        PagedSpan(begin, end, contexts[sequence], pages[sequence], cache[1], keys[sequence])
         for sequence, (begin, end) in enumerate(pairwise(starts))
         if end > begin
     ]
 
 
-def _pages_of(table_BP: Tensor, sequence: int, context: int, slots: int, num_pages: int) -> Tensor:
-    """Return the page ids (int64) of a sequence's context, checked against the cache's size."""
-    needed = -(-context // slots)
+def _check_segment(keys: list[tuple[int, int]], contexts: list[int], slots: int) -> None:
+    if len(keys) != len(contexts):
+        raise ValueError(f"segments of {len(keys)} sequences for {len(contexts)}")
+    for sequence, ((first, last), context) in enumerate(zip(keys, contexts, strict=True)):
+        if not 0 <= first <= last <= context or first % slots:
+            raise ValueError(
+                f"sequence {sequence}: positions {first} to {last} are no segment of a context of "
+                f"{context} in pages of {slots}"
+            )
+
+
+def _pages_of(table_BP: Tensor, sequence: int, tokens: int, cache: tuple[int, int]) -> Tensor:
+    """Return the page ids (int64) of a sequence's tokens, checked against the cache's size."""
+    num_pages, slots = cache
+    needed = -(-max(0, tokens) // slots)
     if needed > table_BP.shape[1]:
         raise IndexError(
-            f"sequence {sequence} has {context} tokens, its table only {table_BP.shape[1]} pages"
+            f"sequence {sequence} has {tokens} tokens, its table only {table_BP.shape[1]} pages"
         )
     page_ids = table_BP[sequence, :needed].long()
     if needed and not 0 <= int(page_ids.min()) <= int(page_ids.max()) < num_pages:

@@ -1,0 +1,128 @@
+"""Owns softmax over a context a block at a time: what queries have seen so far, and one block more.
+
+Knows no page and no operation. The sums are those of Milakov and Gimelshein (arXiv:1805.02867);
+taken block by block in order, they are the same bits wherever somebody stops and goes on.
+
+Shape letters: T tokens, N query heads, K key/value heads, M queries of one key/value head (tokens
+times heads of a group), H key channels, V value channels, X positions of a block, E = V + 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from firstlight.kernels.reference.wide import wide
+
+# Context positions, and tokens of a step, whose scores are held at once.
+CONTEXT_ROWS = 2048
+QUERY_ROWS = 256
+
+
+class Sums(NamedTuple):
+    """Of each query the greatest score [K, M, 1], the sum of exponentials [K, M, 1] less that
+    score, and the values [K, M, V] they weigh.
+    """
+
+    greatest_KM1: Tensor
+    total_KM1: Tensor
+    mixed_KMV: Tensor
+
+
+class Sight(NamedTuple):
+    """What a query at position p sees: positions up to its own, of these with a `window` only
+    (p - window, p] and those below `sinks`.
+    """
+
+    window: int | None = None
+    sinks: int = 0
+
+
+BlockOf = Callable[[slice], tuple[Tensor, Tensor]]
+
+
+def attend_span(
+    q_TNH: Tensor,
+    newest: int,
+    block_of: BlockOf,
+    *,
+    carry_TNE: Tensor,
+    kv_heads: int,
+    keys: tuple[int, int],
+    sight: Sight,
+) -> None:
+    """Adds context positions [keys[0], keys[1]) to what T queries have seen, in place.
+
+    Queries are multiplied by the scale already, the last one is at position `newest`. `block_of`
+    gives keys [K or 1, X, H] and values [K or 1, X, V] of a block of the context.
+    """
+    tokens = len(q_TNH)
+    for begin in range(0, tokens, QUERY_ROWS):
+        end = min(tokens, begin + QUERY_ROWS)
+        last = newest + 1 - tokens + end
+        least = last - (end - begin)
+        part_TNE = carry_TNE[begin:end]
+        q_KMH = _by_head(wide(q_TNH[begin:end]), kv_heads)
+        positions_T = torch.arange(least, last, device=q_TNH.device)
+        rows_M1 = positions_T.repeat_interleave(q_TNH.shape[1] // kv_heads).unsqueeze(1)
+        state_KME = _by_head(part_TNE, kv_heads)
+        sums = Sums(state_KME[..., :1], state_KME[..., 1:2], state_KME[..., 2:])
+        for block in context_blocks(keys[0], min(keys[1], last), least, sight):
+            all_seen = sight.window is None and block.stop <= least + 1
+            hidden_MX = None if all_seen else _hidden(rows_M1, block, sight)
+            sums = add_block(sums, q_KMH, block_of(block), hidden_MX)
+        both_KME = torch.cat(sums, -1)
+        part_TNE.copy_(
+            both_KME.view(kv_heads, end - begin, -1, both_KME.shape[2])
+            .transpose(0, 1)
+            .reshape(part_TNE.shape)
+        )
+
+
+def add_block(
+    sums: Sums, q_KMH: Tensor, block: tuple[Tensor, Tensor], hidden_MX: Tensor | None
+) -> Sums:
+    """Returns the sums with the positions of a block added, of which `hidden_MX` are not seen.
+
+    The greatest score of a query stays -inf until a block holds a position it sees.
+    """
+    keys_KXH, values_KXV = (wide(part).to(q_KMH.dtype) for part in block)
+    scores_KMX = q_KMH @ keys_KXH.transpose(1, 2)
+    if hidden_MX is not None:
+        scores_KMX = scores_KMX.masked_fill(hidden_MX, -torch.inf)
+    higher_KM1 = torch.maximum(sums.greatest_KM1, scores_KMX.amax(-1, keepdim=True))
+    base_KM1 = higher_KM1.masked_fill(higher_KM1 == -torch.inf, 0)
+    faded_KM1 = (sums.greatest_KM1 - base_KM1).exp()
+    shares_KMX = (scores_KMX - base_KM1).exp()
+    total_KM1 = sums.total_KM1 * faded_KM1 + shares_KMX.sum(-1, keepdim=True)
+    return Sums(higher_KM1, total_KM1, sums.mixed_KMV * faded_KM1 + shares_KMX @ values_KXV)
+
+
+def _by_head(x_TNH: Tensor, kv_heads: int) -> Tensor:
+    """[T, N, H] -> [K, M, H], a token's heads of one group side by side."""
+    tokens, _, channels = x_TNH.shape
+    return x_TNH.reshape(tokens, kv_heads, -1, channels).transpose(0, 1).flatten(1, 2)
+
+
+def context_blocks(first: int, last: int, least: int, sight: Sight) -> Iterator[slice]:
+    """Yields the blocks of [first, last), cut at multiples of CONTEXT_ROWS, that a query at
+    `least` or later sees. What lies between the sinks and the window is in none of them.
+    """
+    seen = 0 if sight.window is None else max(0, least - sight.window + 1)
+    runs = [(first, last)] if seen <= sight.sinks else [(0, sight.sinks), (seen, last)]
+    for run_first, run_last in runs:
+        start, stop = max(first, run_first), min(last, run_last)
+        for begin in range(start // CONTEXT_ROWS * CONTEXT_ROWS, stop, CONTEXT_ROWS):
+            yield slice(max(start, begin), min(stop, begin + CONTEXT_ROWS))
+
+
+def _hidden(rows_M1: Tensor, block: slice, sight: Sight) -> Tensor:
+    columns_1X = torch.arange(block.start, block.stop, device=rows_M1.device).unsqueeze(0)
+    hidden_MX = columns_1X > rows_M1
+    if sight.window is not None:
+        behind_MX = columns_1X <= rows_M1 - sight.window
+        hidden_MX |= behind_MX & (columns_1X >= sight.sinks)
+    return hidden_MX
