@@ -5,11 +5,15 @@ with Python in pieces, each piece chunk by chunk through both caches; every toke
 and the token each would choose is compared. The other side keeps what it computes in: float32.
 
     python benchmarks/kv_int8.py [--tokens 100000] [--piece 2048] [--threads 2]
+    python benchmarks/kv_int8.py --first 0 --tokens 50000 --sums a.json   # a run in parts
+    python benchmarks/kv_int8.py --first 51200 --tokens 50000 --sums a.json
+    python benchmarks/kv_int8.py --tokens 8192 --piece 8192               # decode behind 8,191
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -62,6 +66,14 @@ class Loss:
         self.tokens += len(target)
         self.agreed += int((exact.argmax(1) == rough.argmax(1)).sum())
         self.divergence += float((exact.exp() * (exact - rough)).double().sum())
+
+    def plus(self, other: dict[str, Any]) -> None:
+        """Takes the sums of another run."""
+        self.tokens += other["tokens"]
+        self.agreed += other["agreed"]
+        self.divergence += other["divergence"]
+        for side, nats in other["nats"].items():
+            self.nats[side] += nats
 
     def __str__(self) -> str:
         before, after = (math.exp(self.nats[side] / self.tokens) for side in ("float32", "int8"))
@@ -127,6 +139,14 @@ def score(readers: dict[str, Reader], piece: list[int], chunk: int, losses: Sequ
                 losses[1].add(scores, target)
 
 
+def add_sums(path: Path, losses: Sequence[Loss]) -> None:
+    """Adds the sums of earlier parts to these, and keeps all for the next part."""
+    if path.exists():
+        for loss, earlier in zip(losses, json.loads(path.read_text()), strict=True):
+            loss.plus(earlier)
+    path.write_text(json.dumps([vars(loss) for loss in losses]))
+
+
 def _ranges(count: int) -> Iterator[tuple[int, int]]:
     for begin in range(0, count, SCORED):
         yield begin, min(count, begin + SCORED)
@@ -135,6 +155,8 @@ def _ranges(count: int) -> Iterator[tuple[int, int]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--first", type=int, default=0, help="token of the text to begin with")
+    parser.add_argument("--sums", type=Path, help="file whose sums are added to, and kept")
     parser.add_argument("--piece", type=int, default=2048)
     parser.add_argument("--chunk", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
@@ -144,8 +166,11 @@ def main() -> int:
     with torch.inference_mode():
         readers, text = make_readers(given.piece, given.threads)
         losses = (Loss(), Loss())
-        for start in range(0, min(given.tokens, len(text)) - given.piece + 1, given.piece):
+        end = min(given.first + given.tokens, len(text))
+        for start in range(given.first, end - given.piece + 1, given.piece):
             score(readers, text[start : start + given.piece], given.chunk, losses)
+        if given.sums is not None:
+            add_sums(given.sums, losses)
         print(f"all: {losses[0]}")
         if losses[1].tokens:
             print(f"behind {LONG} tokens of context: {losses[1]}")

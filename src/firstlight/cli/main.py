@@ -15,6 +15,7 @@ import typer
 
 from firstlight.cli import (
     bench,
+    bench_long_context,
     export,
     inspect,
     plan,
@@ -53,6 +54,10 @@ VERBS: dict[str, Callable[..., Any]] = {
 }
 
 
+# Commands of two words; the first is a verb of its own too.
+PAIRS: dict[str, Callable[..., Any]] = {"bench long-context": bench_long_context.long_context}
+
+
 def build_app() -> typer.Typer:
     """Makes the command line with all its verbs."""
     app = typer.Typer(
@@ -64,7 +69,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for name, function in VERBS.items():
+    for name, function in sorted((VERBS | PAIRS).items(), key=_order):
         app.command(name, epilog=EXIT_CODES)(function)
     return app
 
@@ -72,6 +77,8 @@ def build_app() -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a verb and returns the process's exit code; no traceback leaves it unless asked for."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if " ".join(given[:2]) in PAIRS:
+        given[:2] = [" ".join(given[:2])]
     try:
         code = build_app()(
             args=given or ["--help"],
@@ -88,6 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
     except BaseException as problem:
         return _ended(problem)
+
+
+def _order(named: tuple[str, Callable[..., Any]]) -> int:
+    """Commands of two words behind the verb they begin with."""
+    return list(VERBS).index(named[0].split()[0])
 
 
 def _ended(problem: BaseException) -> int:

@@ -32,7 +32,7 @@ class SoloShape(NamedTuple):
     """Tokens of the longest sequence, of a page and of a chunk; CPU threads."""
 
     length: int
-    page_tokens: int = 64
+    page_tokens: int = 16
     chunk_tokens: int = 512
     threads: int = 1
 
