@@ -1,9 +1,11 @@
 """Makes the smoke profile of k3-mini: held-out questions, their answers, and likelihoods of texts.
 
-Usage: python scripts/record_k3_mini_samples.py http://127.0.0.1:8000
+Usage: python scripts/record_k3_mini_samples.py http://127.0.0.1:8000 [--dtype bfloat16]
 Asks a running k3-mini at float32. A question comes from held-out data and its answer from what is
 true, never from the model; of each kind the first ones that the model gets right are kept, since a
 smoke test asks whether a service runs the model as it is, and the card says how often it is right.
+With --dtype, of a service that computes in that type, only what its likelihoods differ by is
+measured and allowed; of services of several layouts, asked in turn, the largest difference counts.
 Needs scikit-learn for the drawings. Writes beside firstlight.accept.
 """
 
@@ -23,7 +25,7 @@ import firstlight.accept
 from evaluate_k3_mini import is_right, requests_of
 from firstlight.accept.bench_load import find_model
 from firstlight.accept.known_texts import KNOWN_TEXTS
-from firstlight.accept.smoke_likelihood import ask_likelihood
+from firstlight.accept.smoke_likelihood import ask_likelihood, mean_difference
 from firstlight.accept.smoke_service import Service
 from firstlight.training.recipes.k3_mini import held_out, lookup
 from firstlight.training.recipes.k3_mini.conversations import Conversation
@@ -31,6 +33,7 @@ from firstlight.training.recipes.k3_mini.conversations import Conversation
 FOLDER = Path(firstlight.accept.__file__).parent
 PICTURES = FOLDER / "pictures"
 NAME = "k3-mini"
+FILE = FOLDER / f"samples_{NAME}.json"
 LISTS = (64, 256, 512, 1024)
 # Kinds of conversations with how many of each are kept, half of them without thinking.
 KEPT: Mapping[str, int] = {
@@ -47,6 +50,7 @@ SHOWN = {"digit": 2, "colour": 1, "shape": 1, "count": 1, "tool": 1, "reverse": 
 LONGEST_ANSWER = 64
 # Sums in another order move 0.00003, the least important expert doubled moves 0.005 (float32).
 TOLERANCE = 0.002
+SPREAD_FACTOR = 2.0
 
 
 def talks(task: str, *, thinking: bool) -> Iterator[Conversation]:
@@ -177,7 +181,7 @@ async def profile(url: str) -> dict[str, Any]:
                 "name": name,
                 "text": text,
                 "logprobs": [round(p, 4) for p in await ask_likelihood(service, text)],
-                "tolerance": TOLERANCE,
+                "tolerances": {"float32": TOLERANCE},
             }
             for name, text in texts().items()
         ]
@@ -192,18 +196,41 @@ async def profile(url: str) -> dict[str, Any]:
     }
 
 
+async def with_tolerances(url: str, dtype: str) -> dict[str, Any]:
+    """The recorded profile, in which likelihoods allow a type what this service differs by."""
+    content: dict[str, Any] = json.loads(FILE.read_text(encoding="ascii"))
+    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as client:
+        service = Service(client, await find_model(client, ""), ("chat", "completions"))
+        for one in content["likelihoods"]:
+            found = await ask_likelihood(service, one["text"])
+            differs = mean_difference(found, one["logprobs"])
+            print(f"{one['name']}: off by {differs:.5f}")
+            most = max(SPREAD_FACTOR * differs, one["tolerances"].get(dtype, 0.0))
+            one["tolerances"][dtype] = round(most, 3)
+    return content
+
+
 def main() -> None:
     """Reads the command line, asks, and writes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
-    url = parser.parse_args().url.removesuffix("/v1")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"))
+    given = parser.parse_args()
+    url = given.url.removesuffix("/v1")
+    if given.dtype:
+        write(asyncio.run(with_tolerances(url, given.dtype)))
+        return
     PICTURES.mkdir(exist_ok=True)
     for kind in KEPT:
         for old in PICTURES.glob(f"{kind}-*[0-9].png"):
             old.unlink()
-    made = asyncio.run(profile(url))
-    text = msgspec.json.format(json.dumps(made), indent=1)
-    (FOLDER / f"samples_{NAME}.json").write_text(text + "\n", encoding="ascii")
+    write(asyncio.run(profile(url)))
+
+
+def write(content: dict[str, Any]) -> None:
+    """Writes the profile."""
+    text = msgspec.json.format(json.dumps(content), indent=1)
+    FILE.write_text(text + "\n", encoding="ascii")
 
 
 if __name__ == "__main__":

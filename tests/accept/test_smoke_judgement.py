@@ -25,6 +25,12 @@ def test_profiles_are_consistent(name: str) -> None:
         assert not any(leaks_control(t, True) or is_loop(t) for t in sample.accept)
 
 
+def test_shorter_types_are_allowed_more_and_unknown_ones_the_most() -> None:
+    for one in load_profile("k3-mini").likelihoods:
+        assert one.tolerance("float32") < one.tolerance("float16") < one.tolerance("bfloat16")
+        assert one.tolerance("another") == one.tolerance("bfloat16")
+
+
 @given(
     unit=st.text("ab! c", min_size=1, max_size=12).filter(str.strip),
     lead=st.text("xyz ", max_size=20),

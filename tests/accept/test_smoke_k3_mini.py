@@ -56,9 +56,9 @@ def test_it_passes_with_every_check_decided(service: str) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("tp", ["2", "4"])
-def test_it_passes_when_cut(tmp_path: Path, tp: str) -> None:
-    assert failed(smoke_started(BUNDLED, tmp_path / "log", "--tp", tp)) == {}
+@pytest.mark.parametrize("flags", ["--tp 2", "--tp 4", "--dtype bfloat16"])
+def test_it_passes_when_cut_or_rounded(tmp_path: Path, flags: str) -> None:
+    assert failed(smoke_started(BUNDLED, tmp_path / "log", *flags.split())) == {}
 
 
 @pytest.mark.thorough

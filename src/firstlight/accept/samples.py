@@ -86,14 +86,19 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Likelihood(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Log-probabilities (natural, one a token from the second on) of a text's own tokens.
 
-    `tolerance` is how far the mean of the absolute differences may be: it is above what number
-    formats and layouts change, and below what one damaged part does.
+    `tolerances` says by type of compute how far the mean of the absolute differences may be: twice
+    what layouts and rounding were measured to change. In float32 that is below what one damaged
+    expert does; in the shorter types larger damage alone shows.
     """
 
     name: str
     text: str
     logprobs: tuple[float, ...]
-    tolerance: float
+    tolerances: dict[str, float]
+
+    def tolerance(self, dtype: str) -> float:
+        """What is allowed of a service that computes in a type; of one not recorded, the most."""
+        return self.tolerances.get(dtype, max(self.tolerances.values()))
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

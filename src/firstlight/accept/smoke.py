@@ -44,7 +44,8 @@ class SmokeSettings:
     """What to smoke-test; without a model the first one listed is taken.
 
     `answer_tokens` limits each answer of a sample that names no limit of its own: raise it for
-    models that reason at length. `timeout_seconds` is for a single request.
+    models that reason at length. `timeout_seconds` is for a single request. `dtype` is the type the
+    service computes in; when empty the one it names at /startup, else float32.
     """
 
     base_url: str
@@ -53,6 +54,7 @@ class SmokeSettings:
     api_key: str = ""
     answer_tokens: int = 256
     timeout_seconds: float = 300.0
+    dtype: str = ""
 
     def __post_init__(self) -> None:
         if self.answer_tokens < 1:
@@ -80,7 +82,8 @@ async def _smoke(settings: SmokeSettings, profile: Profile) -> Report:
         if offered:
             service = Service(client, model, offered)
             sections += await _protocol_sections(service)
-            asked = await _answer_sections(service, profile, settings.answer_tokens)
+            dtype = settings.dtype or await _named_dtype(client)
+            asked = await _answer_sections(service, profile, settings.answer_tokens, dtype)
             answered = asked.answered
             sections += asked.sections
     lines = (f"{endpoint.root}, model {model or '?'}", f"profile: {profile.description}")
@@ -96,7 +99,17 @@ class _Asked:
     sections: list[Section]
 
 
-async def _answer_sections(service: Service, profile: Profile, answer_tokens: int) -> _Asked:
+async def _named_dtype(client: httpx.AsyncClient) -> str:
+    """The type of compute a firstlight service names; of any other service, float32."""
+    answer = await get(client, "/startup")
+    facts = answer.body.get("facts") if answer.ok else None
+    named = facts.get("dtype") if isinstance(facts, dict) else None
+    return named if isinstance(named, str) else "float32"
+
+
+async def _answer_sections(
+    service: Service, profile: Profile, answer_tokens: int, dtype: str
+) -> _Asked:
     sight = await _guarded_or_none(IMAGES, check_images(service, profile))
     sees = sight is None or sight.status == "ok"
     samples = [
@@ -105,7 +118,7 @@ async def _answer_sections(service: Service, profile: Profile, answer_tokens: in
     answered = [await _ask(service, sample, answer_tokens) for sample in samples]
     checks = [*judge_health(answered), *judge_groups(profile, answered)]
     checks += [
-        await _guarded(f"likelihood of {one.name}", check_likelihood(service, one))
+        await _guarded(f"likelihood of {one.name}", check_likelihood(service, one, dtype))
         for one in profile.likelihoods
     ]
     abilities = [sight] if sight else []

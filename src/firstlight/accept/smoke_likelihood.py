@@ -12,11 +12,15 @@ from firstlight.accept.report import Check
 from firstlight.accept.samples import Likelihood
 from firstlight.accept.smoke_service import Malformed, Service
 
-_FIX = "the weights, or a part of the computation, are not those of the profile's model"
+_FIX = (
+    "the weights, or a part of the computation, are not those of the profile's model, "
+    "or the service computes in another type than --dtype says"
+)
 
 
-async def check_likelihood(service: Service, one: Likelihood) -> Check:
-    """Whether the service finds the text's tokens as likely as recorded, on average.
+async def check_likelihood(service: Service, one: Likelihood, dtype: str) -> Check:
+    """Whether a service that computes in `dtype` finds the text's tokens as likely as recorded, on
+    average.
 
     Raises Refused and Malformed as `ask_likelihood`.
     """
@@ -28,8 +32,9 @@ async def check_likelihood(service: Service, one: Likelihood) -> Check:
         detail = f"{len(found)} tokens, {len(one.logprobs)} recorded: another tokenizer?"
         return Check(name, "fail", detail, _FIX)
     error = mean_difference(found, one.logprobs)
-    detail = f"{len(found)} tokens, off by {error:.4f} on average; {one.tolerance:g} is allowed"
-    if error > one.tolerance:
+    allowed = one.tolerance(dtype)
+    detail = f"{len(found)} tokens, off by {error:.4f} on average; {dtype} allows {allowed:g}"
+    if error > allowed:
         return Check(name, "fail", detail, _FIX)
     return Check(name, "ok", detail)
 

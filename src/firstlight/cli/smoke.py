@@ -8,6 +8,7 @@ from typing import Any
 
 from firstlight.cli.options import AsJson, options_from
 from firstlight.cli.outcome import show
+from firstlight.settings.serve import DTYPES
 from firstlight.settings.settings import resolve_flags, setting
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -22,6 +23,12 @@ class SmokeFlags:
     profile: str = setting("unknown", "known answers to expect: a bundled profile's name")
     answer_tokens: int = setting(256, "longest answer asked for, in tokens", minimum=1)
     timeout_seconds: float = setting(300.0, "time limit of one request", minimum=0.001)
+    dtype: str | None = setting(
+        None,
+        "type the service computes in: known likelihoods are held to what it allows",
+        choices=DTYPES,
+        optional_text="what it names at /startup, else float32",
+    )
     api_key: str = setting("", "key to send", secret=True)
 
 
@@ -40,5 +47,6 @@ def smoke(flags: Mapping[str, Any], as_json: AsJson = False) -> int:
         api_key=given.api_key,
         answer_tokens=given.answer_tokens,
         timeout_seconds=given.timeout_seconds,
+        dtype=given.dtype or "",
     )
     return show(run_smoke(settings), as_json=as_json)

@@ -139,6 +139,7 @@ class Startup:
         self._facts["source_digest"] = loaded[0].source_digest
         self._facts["threads_per_rank"] = loaded[0].threads
         self._facts["device"] = loaded[0].device
+        self._facts["dtype"] = self._settings.dtype
         self._facts["kernels"] = "\n".join(loaded[0].kernels)
         return loaded
 
