@@ -254,6 +254,8 @@ class Rank:
         for step in plan.steps:
             row = self.rows[step.row]
             row.tokens += step.new_tokens
+            for group, place, unit in step.moved:
+                row.blocks[group][place] = unit
             for blocks, more in zip(row.blocks, step.new_blocks, strict=False):
                 blocks += more
         live = [(g, self.rows[r].blocks[g][0]) for r in self.rows for g in self.growing]
@@ -264,9 +266,11 @@ class Rank:
         row, end = self.rows[step.row], step.start + step.count
         submitted = self.submitted[row.request_id]
         true = states(submitted, row.tokens)
-        self._check_start(row, step.start, true)
+        failing = self._reads_lost(row, step.start)
+        if not failing:
+            self._check_start(row, step.start, true)
         self._note_keys(submitted, row.tokens[:end], true)
-        failing = self.poison.get(row.request_id, 10**9) <= end
+        failing |= self.poison.get(row.request_id, 10**9) <= end
         for group in self.paged:
             for position in range(step.start, end):
                 before = self._slot(row, group, position - 1) if position else true[0]
@@ -294,6 +298,15 @@ class Rank:
             first = self._first_seen(page, end)
             read = [*true[1 : first + 1], *(self._slot(row, page, p) for p in range(first, end))]
             result.tokens.append(SampledToken(step.row, choose(read), None))
+
+    def _reads_lost(self, row: RankRow, start: int) -> bool:
+        """A page that is read where it lies may be lost: it is told, and the row is worth nothing."""
+        blocks = range(start // self.block_size)
+        units = [(g, row.blocks[g][b]) for g in self.paged for b in blocks if row.blocks[g][b]]
+        lost = [unit for unit in units if "lost" in self.get(*unit)]
+        if self.far is not None:
+            self.far.lost += [LostUnit(*unit, "a bit flipped") for unit in lost]
+        return bool(lost)
 
     def _check_start(self, row: RankRow, start: int, true: list[str]) -> None:
         for group in self.paged:

@@ -146,6 +146,21 @@ class FarPool:
         self._share(place, unit)
         return unit
 
+    def take_over(self, key: PrefixKey, source: int) -> int | None:
+        """Holds content that a unit of the device has, copied if need be; None without room."""
+        unit = self._index.find(key)
+        if unit is not None:
+            self._share(self._place(unit), unit)
+            return unit
+        unit = self.store(source)
+        if unit is not None:
+            self._index.enter(key, unit)
+        return unit
+
+    def key_of(self, unit: int) -> PrefixKey | None:
+        """The content of a unit, or None when it is not known."""
+        return self._index.key_of(unit)
+
     def release(self, unit: int) -> None:
         """Takes a holder away; content with a key is kept until its place is needed."""
         place = self._place(unit)

@@ -5,21 +5,23 @@ Knows no tensor, no queue and no policy: whom to serve or to preempt is the sche
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from firstlight.cache.cache_group import RECURRENT, BlockCounts, CacheGroup, CacheUsage, SlotCopy
+from firstlight.cache.cache_group import BlockCounts, CacheGroup, CacheUsage, SlotCopy
 from firstlight.cache.cache_options import CacheOptions, Holding
 from firstlight.cache.cacheable_request import CacheableRequest
 from firstlight.cache.far_pool import UnitMove
-from firstlight.cache.paged_group import PagedGroup, group_blocks
+from firstlight.cache.make_groups import check_specs, make_groups, near_units
+from firstlight.cache.paged_group import PagedGroup
 from firstlight.cache.prefix_index import PrefixChain, PrefixKey, PrefixScope
 from firstlight.cache.recurrent_group import RecurrentGroup
 from firstlight.cache.snapshot_planner import SnapshotPlanner
-from firstlight.cache.tiers import Tiers, make_pools
-from firstlight.errors import ConfigError, UsageError
+from firstlight.cache.tiers import Tiers
+from firstlight.errors import UsageError
 from firstlight.sharding.state_spec import StateSpec
 
-PAGED = frozenset({"grouped_query", "latent"})
 # Of a cache that holds any length: more than a request can have.
 UNBOUNDED_BLOCKS = 2**40
+# A request that outgrows the device moves at least this part of the device's blocks out at once.
+SPILLED_SHARE = 8
 
 
 def distinct_specs(specs: Iterable[StateSpec | None]) -> list[StateSpec]:
@@ -67,38 +69,18 @@ class CacheManager:
         self.block_size = block_size
         self._model_digest = model_digest
         options = options or CacheOptions()
-        self._paged: dict[int, PagedGroup] = {}
-        self._recurrent: dict[int, RecurrentGroup] = {}
-        near = [
-            num_slots
-            if spec.kind == RECURRENT
-            else group_blocks(spec, num_blocks, options.window_blocks)
-            for spec in groups
-        ]
         moves: list[UnitMove] = []
-        pools = make_pools(near, options.far, moves)
-        for index, spec in enumerate(groups):
-            if spec.kind == RECURRENT:
-                self._recurrent[index] = RecurrentGroup(
-                    spec,
-                    index=index,
-                    num_slots=num_slots,
-                    block_size=block_size,
-                    holds_pages=self._holds_pages,
-                    clock=options.clock,
-                    far=pools[index],
-                )
-            else:
-                self._paged[index] = PagedGroup(
-                    spec,
-                    num_blocks=near[index],
-                    block_size=block_size,
-                    chunk_tokens=options.chunk_tokens,
-                    clock=options.clock,
-                    far=pools[index],
-                )
-        by_index: dict[int, CacheGroup] = {**self._paged, **self._recurrent}
-        self._groups = [by_index[index] for index in range(len(groups))]
+        made = make_groups(
+            groups,
+            near_units(groups, num_blocks, num_slots, options),
+            moves,
+            block_size=block_size,
+            options=options,
+            holds_pages=self._holds_pages,
+        )
+        self._paged = {i: group for i, group in enumerate(made) if isinstance(group, PagedGroup)}
+        self._recurrent = {i: g for i, g in enumerate(made) if isinstance(g, RecurrentGroup)}
+        self._groups: list[CacheGroup] = list(made)
         self._holdings: dict[str, Holding] = {}
         self._snapshots = SnapshotPlanner(
             self._paged, self._recurrent, self._holdings, block_size=block_size, options=options
@@ -107,8 +89,10 @@ class CacheManager:
         self.tiers = Tiers(self._groups, moves, block_size=block_size, unit_bytes=self._unit_bytes)
         self._asked_tokens = 0
         self._found_tokens = [0] * len(groups)
-        unbounded = [g.num_usable for g in self._paged.values() if g.most_held is None]
-        self.max_tokens = block_size * min(unbounded, default=UNBOUNDED_BLOCKS)
+        unbounded = [group for group in self._paged.values() if group.most_held is None]
+        most = min((group.most_blocks for group in unbounded), default=UNBOUNDED_BLOCKS)
+        self.max_tokens = block_size * most
+        self._near_blocks = min((g.num_usable for g in unbounded), default=UNBOUNDED_BLOCKS)
 
     @property
     def free_blocks(self) -> BlockCounts:
@@ -194,7 +178,9 @@ class CacheManager:
             more = max(0, num_blocks - holding.capacity // self.block_size)
             return BlockCounts(tuple(group.growth(request.request_id, more) for group in groups))
         chain, num_shared = self._chain(request), num_cached // self.block_size
-        costs = [(group.cost(chain, num_shared, num_blocks), group.most_held) for group in groups]
+        costs = [
+            (group.cost(chain, num_shared, num_blocks), group.most_at_start) for group in groups
+        ]
         return BlockCounts(tuple(c if most is None else min(c, most) for c, most in costs))
 
     def grow(self, request: CacheableRequest, num_tokens: int) -> list[list[int]] | None:
@@ -218,6 +204,32 @@ class CacheManager:
             return None
         holding.capacity += num_blocks * self.block_size
         return [group.extend(request.request_id, num_blocks) for group in self._groups]
+
+    def most_at_once(self, request: CacheableRequest) -> int:
+        """Tokens that can be computed of a request in one step, if all others yield."""
+        written = request.num_computed % self.block_size
+        return self._near_blocks * self.block_size - written
+
+    def spill(self, request: CacheableRequest, num_tokens: int) -> bool:
+        """Makes room for the request to hold `num_tokens` by moving its oldest blocks out of the
+        device; False when that does not help. Nobody else may hold anything.
+        """
+        if not self.tiers.exist:
+            return False
+        if request.request_id not in self._holdings:
+            self._start(request, request.num_computed)
+        holding, chain = self._holdings[request.request_id], self._chain(request)
+        needed = blocks_for(num_tokens - holding.capacity, self.block_size)
+        for index, group in self._paged.items():
+            first = group.num_far(request.request_id)
+            wanted = max(needed - group.num_free, group.num_usable // SPILLED_SHARE)
+            last = min(holding.num_committed, first + wanted)
+            if needed > group.num_free and group.far is not None:
+                if group.far.num_free < wanted:
+                    self.tiers.drop_all()
+                moved = group.spill(request.request_id, chain, range(first, last))
+                self.tiers.note_moved(request.request_id, [(index, *one) for one in moved])
+        return all(needed <= group.num_free for group in self._paged.values())
 
     def take_restores(self) -> list[SlotCopy]:
         """Copies that requests started since the last call need before their first token.
@@ -268,6 +280,7 @@ class CacheManager:
 
     def release(self, request: CacheableRequest) -> None:
         """Gives back all blocks, if any; committed ones stay findable until they are reused."""
+        self.tiers.take_moved(request.request_id)
         if self._holdings.pop(request.request_id, None) is not None:
             for group in self._groups:
                 group.release(request.request_id)
@@ -380,21 +393,3 @@ class CacheManager:
             scope = PrefixScope(self._model_digest, self.block_size, request.salt)
             request.prefix_chain = PrefixChain(scope, request.token_ids, request.media)
         return request.prefix_chain
-
-
-def check_specs(groups: Sequence[StateSpec]) -> None:
-    """Raises ConfigError unless a cache can hold these groups."""
-    if not groups:
-        raise ConfigError("the model declares no layer that keeps state: there is nothing to cache")
-    if len(set(groups)) != len(groups):
-        raise ConfigError("a state spec is given twice: layers of equal state form one cache group")
-    kinds = {spec.kind for spec in groups}
-    unknown = sorted(kinds - PAGED - {RECURRENT})
-    if unknown:
-        known = ", ".join(sorted({*PAGED, RECURRENT}))
-        raise ConfigError(f"the cache holds {known} state; this model keeps {', '.join(unknown)}")
-    if not kinds & PAGED:
-        raise ConfigError(
-            "the model keeps recurrent state only; this version needs a layer that keeps state per "
-            "token as well"
-        )

@@ -6,34 +6,16 @@ Knows no tensor, no other group and no policy; the manager keeps the groups in s
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from firstlight.cache.arrivals import Arrival, Arrivals
 from firstlight.cache.block_pool import NULL_BLOCK, BlockPool
+from firstlight.cache.block_table import Table
 from firstlight.cache.cache_group import GroupUsage, count_units
 from firstlight.cache.far_pool import FarPool
+from firstlight.cache.far_prefix import leading, usable_length
 from firstlight.cache.idle_times import IdleTimes
 from firstlight.cache.prefix_index import PrefixChain, PrefixIndex, PrefixKey
 from firstlight.sharding.state_spec import StateSpec
-
-
-@dataclass
-class Table:
-    """The blocks of a request in token order; the first `num_behind` lie behind the window and are
-    null blocks, but for the first `num_sinks`. `keys_behind` are those of findable ones that were
-    given back.
-    """
-
-    blocks: list[int]
-    num_behind: int = 0
-    keys_behind: list[PrefixKey] = field(default_factory=list)
-    num_sinks: int = 0
-
-    @property
-    def held(self) -> list[int]:
-        """The blocks that are held, in token order."""
-        sinks = min(self.num_sinks, self.num_behind)
-        return self.blocks[:sinks] + self.blocks[self.num_behind :]
 
 
 def window_of(spec: StateSpec) -> int | None:
@@ -74,6 +56,9 @@ class PagedGroup:
     The blocks of the first `sinks` tokens stay held. Given-back blocks stay findable until they are
     taken, and a prefix can be reused where its last window is found. `most_held` is the bound;
     None without one, and when all blocks together are fewer: then a request must fit whole.
+
+    Without a window the oldest blocks of a long request may lie outside the device: the table then
+    names units there, and layers read them from where they are.
     """
 
     def __init__(
@@ -109,6 +94,29 @@ class PagedGroup:
         return self._pool.num_usable
 
     @property
+    def most_blocks(self) -> int:
+        """Blocks that one request may hold, those outside the device included."""
+        beyond = self.far.num_usable if self.far is not None and self._window is None else 0
+        return self._pool.num_usable + beyond
+
+    @property
+    def most_at_start(self) -> int | None:
+        """Blocks of the device that a request has to find free at most; None for as many as it is
+        long.
+        """
+        return self.most_held if self.far is None else self.most_held or self._pool.num_usable
+
+    @property
+    def far_held(self) -> list[int]:
+        """The units outside the device that tables name, once for each table."""
+        return [u for table in self._tables.values() for u in table.blocks[: table.num_far]]
+
+    def far_users(self, unit: int) -> set[str]:
+        """The requests whose tables name a unit outside the device."""
+        tables = self._tables.items()
+        return {name for name, table in tables if unit in table.blocks[: table.num_far]}
+
+    @property
     def num_free(self) -> int:
         """Blocks that can be taken now, cached ones included."""
         return self._pool.num_free
@@ -126,7 +134,8 @@ class PagedGroup:
             found = 0
             while found < most and self.holds(chain.key(found), near=near):
                 found += 1
-            return found * self._block_size
+            usable = usable_length(self.far, chain, found, self._pool.num_usable)
+            return usable * self._block_size
         firsts = [self.holds(chain.key(i), near=near) for i in range(min(self._num_sinks, most))]
         most = firsts.index(False) if False in firsts else most
         # From the end: a block that is missing rules out every length whose window it is in.
@@ -147,7 +156,7 @@ class PagedGroup:
         """Where those of the first blocks lie that are found outside the device alone."""
         if self.far is None:
             return []
-        pairs = zip(self._seen(num_shared), self._shared(chain, num_shared), strict=True)
+        pairs = zip(self._seen(chain, num_shared), self._shared(chain, num_shared), strict=True)
         found = [self.far.find(chain.key(index)) for index, block in pairs if block is None]
         return [unit for unit in found if unit is not None]
 
@@ -177,11 +186,13 @@ class PagedGroup:
             if block is not None:
                 self._share(block)
         units = self._hold_far(chain, num_shared, shared)
+        lead = [self._far_unit(chain, index) for index in range(self._lead(chain, num_shared))]
         self._num_hits += len(shared)
         num_behind = min(num_shared, self._first_seen(num_shared * self._block_size))
         table = Table([NULL_BLOCK] * num_shared, num_behind, num_sinks=self._num_sinks)
         self._tables[request_id] = table
-        for index, block in zip(self._seen(num_shared), shared, strict=True):
+        table.blocks[: len(lead)], table.num_far = lead, len(lead)
+        for index, block in zip(self._seen(chain, num_shared), shared, strict=True):
             near = self._take() if block is None else block
             table.blocks[index] = near
             if block is None:
@@ -210,6 +221,28 @@ class PagedGroup:
         self._tables[request_id].blocks += blocks
         return blocks
 
+    def spill(self, request_id: str, chain: PrefixChain, blocks: range) -> list[tuple[int, int]]:
+        """Moves blocks of a table, the oldest on the device, out of it as far as there is room;
+        returns the place of each in the table and the unit it has become.
+        """
+        table, moved = self._tables[request_id], []
+        if self.far is None or self._window is not None:
+            return []
+        assert blocks.start == table.num_far, "younger blocks go out before older ones"
+        for index in blocks:
+            unit = self.far.take_over(chain.key(index), table.blocks[index])
+            if unit is None:
+                break
+            self._release(table.blocks[index])
+            table.blocks[index] = unit
+            table.num_far += 1
+            moved.append((index, unit))
+        return moved
+
+    def num_far(self, request_id: str) -> int:
+        """Blocks of a table that lie outside the device."""
+        return self._tables[request_id].num_far
+
     def give_back(self, request_id: str, num_computed: int) -> None:
         """Gives back the blocks that no token behind the computed ones sees."""
         table, first = self._tables[request_id], self._first_seen(num_computed)
@@ -234,8 +267,10 @@ class PagedGroup:
         held = table.held
         keys = [key for block in held if (key := self._index.key_of(block)) is not None]
         if self.far is not None:
-            for key in (*keys, *table.keys_behind):
-                self.far.discard(key)
+            beyond = [self.far.key_of(unit) for unit in table.blocks[: table.num_far]]
+            for far_key in (*keys, *table.keys_behind, *beyond):
+                if far_key is not None:
+                    self.far.discard(far_key)
         for block in held:
             self._index.discard(block)
         for key in table.keys_behind:
@@ -252,6 +287,9 @@ class PagedGroup:
         self.arrivals.finish(request_id)
         for block in reversed(table.held):
             self._release(block)
+        for unit in reversed(table.blocks[: table.num_far]):
+            assert self.far is not None, "there is no place outside the device"
+            self.far.release(unit)
 
     def table(self, request_id: str) -> Sequence[int]:
         """The blocks of a request in token order, null blocks where it holds none any more."""
@@ -327,18 +365,29 @@ class PagedGroup:
     ) -> dict[int, int]:
         """Holds the units of blocks that are not on the device, by their place in the table."""
         units: dict[int, int] = {}
-        for index, block in zip(self._seen(num_shared), shared, strict=True):
+        for index, block in zip(self._seen(chain, num_shared), shared, strict=True):
             if block is None:
                 unit = None if self.far is None else self.far.find(chain.key(index))
                 assert unit is not None, "cached tokens are claimed that lookup did not report"
                 units[index] = self.arrivals.hold(unit)
         return units
 
-    def _seen(self, num_shared: int) -> list[int]:
-        """The shared blocks that the token behind them sees."""
+    def _seen(self, chain: PrefixChain, num_shared: int) -> list[int]:
+        """The shared blocks that the token behind them sees and that are to be on the device."""
         first = self._first_seen(num_shared * self._block_size)
-        return [*range(min(self._num_sinks, first, num_shared)), *range(first, num_shared)]
+        sinks = range(min(self._num_sinks, first, num_shared))
+        return [*sinks, *range(max(first, self._lead(chain, num_shared)), num_shared)]
+
+    def _lead(self, chain: PrefixChain, num_shared: int) -> int:
+        """How many of the oldest shared blocks are read from where they lie beyond the device."""
+        far = None if self._window is not None else self.far
+        return leading(far, chain, num_shared, self._pool.num_usable)
+
+    def _far_unit(self, chain: PrefixChain, index: int) -> int:
+        unit = None if self.far is None else self.far.find(chain.key(index))
+        assert self.far is not None and unit is not None, "a block is claimed that is not there"
+        return self.far.hold(unit)
 
     def _shared(self, chain: PrefixChain, num_shared: int) -> list[int | None]:
         """The blocks of a prefix that the next token sees; None for one not on the device."""
-        return [self._index.find(chain.key(index)) for index in self._seen(num_shared)]
+        return [self._index.find(chain.key(index)) for index in self._seen(chain, num_shared)]

@@ -52,6 +52,7 @@ class Tiers:
         self._groups, self._moves = groups, moves
         self._block_size, self._unit_bytes = block_size, unit_bytes
         self._parked: dict[str, Parked] = {}
+        self._moved: dict[str, list[tuple[int, int, int]]] = {}
 
     @property
     def exist(self) -> bool:
@@ -135,7 +136,9 @@ class Tiers:
         self.unpark(request_id, -1)
 
     def lose(self, group: int, unit: int) -> set[str]:
-        """Notes that the content of a unit is gone; returns the requests it was on its way to."""
+        """Notes that the content of a unit is gone; returns the requests it was on its way to, or
+        that read it where it lies.
+        """
         held = self._groups[group]
         assert held.far is not None, "there is no place outside the device"
         held.far.lose(unit)
@@ -143,14 +146,29 @@ class Tiers:
         for request_id in broken:
             self.drop(request_id)
         waiting = held.arrivals.requests
-        return {key for key in waiting if unit in {a.unit for a in held.arrivals.of(key)}}
+        users = held.far_users(unit) if isinstance(held, PagedGroup) else set()
+        return users | {key for key in waiting if unit in {a.unit for a in held.arrivals.of(key)}}
+
+    def note_moved(self, request_id: str, moved: list[tuple[int, int, int]]) -> None:
+        """Notes (group, place, unit) of blocks of a running request that got another number."""
+        self._moved.setdefault(request_id, []).extend(moved)
+
+    def take_moved(self, request_id: str) -> list[tuple[int, int, int]]:
+        """What ranks do not know yet of a request's blocks that have got another number."""
+        return self._moved.pop(request_id, [])
+
+    def drop_all(self) -> None:
+        """Gives back what is parked of all requests."""
+        for request_id in list(self._parked):
+            self.drop(request_id)
 
     def check_integrity(self) -> None:
         """Recounts the holders of every unit."""
         for index, group in enumerate(self._groups):
             if group.far is not None:
                 parked = (one.units[index] for one in self._parked.values() if index in one.units)
-                group.far.check_integrity(Counter([*group.arrivals.units, *parked]))
+                tables = group.far_held if isinstance(group, PagedGroup) else []
+                group.far.check_integrity(Counter([*group.arrivals.units, *parked, *tables]))
 
     @property
     def num_parked(self) -> int:

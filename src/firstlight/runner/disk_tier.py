@@ -84,14 +84,14 @@ class DiskTier:
 
     def write(self, offset: int, row: Row) -> None:
         """Writes a row at an offset behind the header. Raises OSError."""
-        data = memoryview(row)
+        data = row.data
         done = 0
         while done < data.nbytes:
             done += os.pwritev(self._descriptor, [data[done:]], HEADER_BYTES + offset + done)
 
     def read(self, offset: int, row: Row) -> None:
         """Fills a row from an offset behind the header. Raises OSError."""
-        data = memoryview(row)
+        data = row.data
         done = 0
         while done < data.nbytes:
             got = os.preadv(self._descriptor, [data[done:]], HEADER_BYTES + offset + done)

@@ -19,6 +19,7 @@ from firstlight.runner.encoder_cache import EncoderCache
 from firstlight.runner.image_placement import find_placements, place_images
 from firstlight.runner.rows import RowTable
 from firstlight.runner.sampler import SampleRow, allowed_tokens, sample, token_logprobs
+from firstlight.runner.tier_store import TierStore
 from firstlight.schedule.step import (
     NO_TOKEN_LEFT,
     FailedRow,
@@ -26,6 +27,7 @@ from firstlight.schedule.step import (
     SampledToken,
     StepPlan,
     StepResult,
+    TierReport,
     TokenLogprobs,
 )
 
@@ -37,7 +39,7 @@ NOT_FINITE = "the model produced numbers that are not finite (NaN or infinity)"
 @dataclass(frozen=True)
 class RunnerContext:
     """What a runner works with. `samples` is true on the rank that holds whole logits; `images` is
-    None for a model that reads none.
+    None for a model that reads none, `tiers` where no state lies outside the device.
     """
 
     module: Any
@@ -46,6 +48,7 @@ class RunnerContext:
     device: torch.device
     samples: bool
     images: EncoderCache | None = None
+    tiers: TierStore | None = None
 
 
 class ModelRunner:
@@ -55,18 +58,34 @@ class ModelRunner:
         self._context = context
         self._table = table
 
+    @property
+    def encoder_bytes(self) -> int:
+        """Bytes that features of images are kept in."""
+        return self._context.images.used_bytes if self._context.images is not None else 0
+
+    def forget_images(self) -> None:
+        """Forgets features of images: other weights made them."""
+        if self._context.images is not None:
+            self._context.images.clear()
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Runs one step and returns what was sampled, scored and found not finite."""
         began = time.perf_counter()
         self._table.apply(plan)
-        if not plan.steps:
-            return StepResult(plan.step, [], [], [], time.perf_counter() - began)
         context = self._context
+        if context.tiers is not None:
+            context.tiers.begin(plan)
+        copy_slots(context.states, plan.restores)
+        if context.tiers is not None:
+            context.tiers.fetch(plan.fetches)
+        if not plan.steps:
+            return StepResult(
+                plan.step, [], [], [], time.perf_counter() - began, self._report(plan)
+            )
         placements = find_placements(plan, self._table)
         placed = place_images(placements, context.images, context.device)
         batch = build_batch(plan, self._table, context.device, placed.features)
-        copy_slots(context.states, plan.restores)
         carry = context.module(batch.tokens_T, batch.packed, context.states)
         copy_slots(context.states, plan.saves)
         self._table.drop_computed_images(plan)
@@ -79,7 +98,12 @@ class ModelRunner:
             [s for s in scores if s.row not in failed],
             [FailedRow(row, failed[row]) for row in sorted(failed)],
             time.perf_counter() - began,
+            self._report(plan),
         )
+
+    def _report(self, plan: StepPlan) -> TierReport | None:
+        tiers = self._context.tiers
+        return None if tiers is None else tiers.report(idle=not plan.steps)
 
     def _failed_rows(self, batch: StepBatch, finite_T: Tensor) -> dict[int, str]:
         if bool(finite_T.all()):  # host sync, once a step

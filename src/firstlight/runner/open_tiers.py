@@ -1,14 +1,16 @@
 """Owns how a rank's store of units outside the device is made from what the engine orders."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from firstlight.cache.far_pool import FarSizes
-from firstlight.layers.layer_state import LayerState
+from firstlight.layers.layer_state import LayerState, RecurrentSlots, page_tensors
 from firstlight.runner.disk_tier import DiskTier
+from firstlight.runner.far_reader import FarReader
 from firstlight.runner.host_tier import HostTier
 from firstlight.runner.protocol import AllocateCaches, RankSettings
 from firstlight.runner.tier_store import GroupPlaces, TierStore
@@ -63,6 +65,26 @@ def make_store(
         described = {**layout, "groups": [_describe(group.units) for group in groups]}
         disk = DiskTier(Path(folder), first_byte, described)
     return TierStore(groups, disk)
+
+
+def with_far_pages(
+    states: Sequence[LayerState], store: TierStore | None, *, page_tokens: int
+) -> tuple[LayerState, ...]:
+    """Returns the same states, whose paged ones can read what the store holds of their group."""
+    if store is None:
+        return tuple(states)
+    found: list[LayerState] = list(states)
+    for group in {state.group for state in states}:
+        layers = [i for i, state in enumerate(states) if state.group == group]
+        tensors = [
+            page_tensors(s) for i in layers if not isinstance(s := states[i], RecurrentSlots)
+        ]
+        if not tensors:
+            continue
+        reader = FarReader(store, group, tensors, page_tokens=page_tokens)
+        for number, index in enumerate(layers):
+            found[index] = replace(states[index], far=reader, layer=number)
+    return tuple(found)
 
 
 def _describe(units: GroupUnits) -> list[Any]:

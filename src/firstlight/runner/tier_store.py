@@ -7,9 +7,10 @@ that were written, is reported as lost and never handed out.
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from blake3 import blake3
@@ -123,11 +124,16 @@ class TierStore:
             self._lost, self._bytes, self._seconds = {}, Counter(), {}
         return TierReport(list(self._tickets), lost, flows)
 
+    def submit(self, work: Callable[..., None], *arguments: Any) -> Future[None]:
+        """Has a reading thread do something."""
+        return self._readers.submit(work, *arguments)
+
     def read_layer(self, group: int, unit: int, layer: int, buffer: Row) -> Row | None:
         """One layer's bytes of a unit outside the device, in `buffer` or where they lie; None when
         they cannot be had.
         """
         held, span = self._groups[group], self._spans[group][layer]
+        began = time.perf_counter()
         try:
             self._settle((group, unit))
             data = self._layer_data(held, unit, span, buffer)
@@ -137,6 +143,7 @@ class TierStore:
         except (OSError, EnvironmentProblem, MemoryError) as error:
             self._lose((group, unit), f"{held.place(unit)}: {error}")
             return None
+        self._count(held.place(unit), True, data.nbytes, time.perf_counter() - began)
         return data
 
     def close(self) -> None:
@@ -275,4 +282,4 @@ class TierStore:
 
 
 def _digest(data: Row) -> bytes:
-    return blake3(memoryview(data)).digest(DIGEST_BYTES)
+    return blake3(data.data).digest(DIGEST_BYTES)

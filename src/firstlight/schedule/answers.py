@@ -26,6 +26,13 @@ class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True):
     num_cached: int = 0
 
 
+def last_update(request: Request, finish: FinishReason, error: str | None = None) -> RequestUpdate:
+    """Returns the last that is told of a request."""
+    return RequestUpdate(
+        request_id=request.request_id, finish=finish, error=error, num_cached=request.num_cached
+    )
+
+
 class Answers:
     """A StepResult, looked up by row."""
 

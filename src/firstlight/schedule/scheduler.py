@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from firstlight.cache.cache_group import BlockCounts, SlotCopy
 from firstlight.cache.manager import CacheManager
 from firstlight.schedule.admission import Entrance, Hold, Room, find_hold, find_refusal
-from firstlight.schedule.answers import Answers, RequestUpdate
+from firstlight.schedule.answers import Answers, RequestUpdate, last_update
 from firstlight.schedule.request import FinishReason, Request, RequestState, SubmittedRequest
 from firstlight.schedule.request_order import RequestOrder
 from firstlight.schedule.row_table import RowTable
@@ -98,7 +98,7 @@ class Scheduler:
         found = [self._requests[key] for key in dict.fromkeys(request_ids) if key in self._requests]
         for request in found:
             self._finish(request, FinishReason.CANCELLED)
-        return [_last_update(request, FinishReason.CANCELLED) for request in found]
+        return [last_update(request, FinishReason.CANCELLED) for request in found]
 
     def fail_all(self, reason: str) -> list[RequestUpdate]:
         """Ends every request with an error: nothing that was computed of them can be trusted."""
@@ -143,8 +143,12 @@ class Scheduler:
         """
         draft, self._under_way = self._under_way, None
         assert draft is not None and draft.number == result.step, "a result of no step under way"
-        for request in self._tiers.take(result, sum(s.count for s in draft.steps.values())):
-            self._waiting.add(request)
+        num_tokens = sum(step.count for step in draft.steps.values())
+        for request in self._tiers.take(result, num_tokens, self._running):
+            if request.state is RequestState.RUNNING:
+                self._preempt(request)
+            else:
+                self._waiting.add(request)
         answers = Answers(result)
         updates: list[RequestUpdate] = []
         for request, step in draft.steps.items():
@@ -191,7 +195,7 @@ class Scheduler:
             draft.is_contested = True
             blocks = self._grow_by_preempting(request, num_tokens, draft)
         if blocks is not None:
-            draft.add(request, count, blocks)
+            draft.add(request, count, blocks, self._cache.tiers.take_moved(request.request_id))
 
     def _count(self, request: Request, draft: StepDraft) -> int:
         """Pending tokens within chunk and budget, but none beyond the point of a snapshot."""
@@ -199,7 +203,8 @@ class Scheduler:
         point = self._cache.snapshot_point(request)
         if point is not None:
             pending = point - request.num_computed
-        return min(pending, self._settings.chunk_tokens, draft.budget)
+        at_once = self._cache.most_at_once(request)
+        return min(pending, self._settings.chunk_tokens, draft.budget, at_once)
 
     def _make_snapshots(self, draft: StepDraft) -> list[SlotCopy]:
         """Keeps the recurrent state of requests that this step brings to their snapshot point.
@@ -224,7 +229,9 @@ class Scheduler:
             victim = self._running.last
             assert victim is not None, f"{request.request_id} is not running"
             if victim is request:
-                return None
+                is_alone = request is self._running.first
+                can_grow = is_alone and self._cache.spill(request, num_tokens)
+                return self._cache.grow(request, num_tokens) if can_grow else None
             draft.remove(victim)
             self._preempt(victim)
             blocks = self._cache.grow(request, num_tokens)
@@ -293,8 +300,13 @@ class Scheduler:
     def _begin(self, request: Request, draft: StepDraft) -> bool:
         """Hands a request to the ranks; False, and nothing taken, without blocks for its tokens."""
         count = self._count(request, draft)
-        if self._cache.grow(request, request.num_computed + count) is None:
-            return False
+        num_tokens = request.num_computed + count
+        if self._cache.grow(request, num_tokens) is None:
+            is_alone = not len(self._running) and self._incoming.requests in ([], [request])
+            if not is_alone or not self._cache.spill(request, num_tokens):
+                return False
+            self._cache.grow(request, num_tokens)
+        self._cache.tiers.take_moved(request.request_id)
         self._tally.start(request)
         request.row = self._rows.take()
         request.state = RequestState.RUNNING
@@ -363,7 +375,7 @@ class Scheduler:
     def _fail(self, request: Request, reason: str) -> RequestUpdate:
         self._cache.discard(request)
         self._finish(request, FinishReason.ERROR)
-        return _last_update(request, FinishReason.ERROR, reason)
+        return last_update(request, FinishReason.ERROR, reason)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a waiting or running request and gives back everything it holds."""
@@ -386,9 +398,3 @@ class Scheduler:
         self._rows.give_back(request.row)
         request.row = None
         request.num_computed = request.num_sent = 0
-
-
-def _last_update(request: Request, finish: FinishReason, error: str | None = None) -> RequestUpdate:
-    return RequestUpdate(
-        request_id=request.request_id, finish=finish, error=error, num_cached=request.num_cached
-    )

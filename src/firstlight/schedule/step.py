@@ -69,7 +69,8 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
     `new_tokens` became known and `new_blocks` (one list a cache group, or no lists when there are
     none) were granted since the last plan that named this row; both are empty for a sequence that
     is new in this plan. `sample` asks for the next token: it is set when start + count reaches the
-    known tokens, unless the request wants no output.
+    known tokens, unless the request wants no output. `moved` are blocks that got another number:
+    (cache group, place in its table, new number).
     """
 
     row: int
@@ -78,6 +79,7 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
     sample: bool
     new_tokens: list[int]
     new_blocks: list[list[int]]
+    moved: list[tuple[int, int, int]] = []
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):

@@ -32,14 +32,20 @@ class StepDraft:
         self._fetches: list[Fetch] = []
         self._recalled: list[int] = []
 
-    def add(self, request: Request, count: int, new_blocks: list[list[int]]) -> None:
+    def add(
+        self,
+        request: Request,
+        count: int,
+        new_blocks: list[list[int]],
+        moved: list[tuple[int, int, int]] | None = None,
+    ) -> None:
         """Computes `count` more tokens of a request whose row the ranks hold."""
         assert request.row is not None, f"{request.request_id} has no row"
         start, num_known = request.num_computed, len(request.token_ids)
         sample = start + count == num_known and request.params.max_tokens > 0
         new_tokens = request.token_ids[request.num_sent :]
         self.steps[request] = SequenceStep(
-            request.row, start, count, sample, new_tokens, new_blocks
+            request.row, start, count, sample, new_tokens, new_blocks, moved or []
         )
         request.num_sent = num_known
         self.budget -= count

@@ -3,6 +3,8 @@
 Knows no step and no queue: the scheduler says who starts and who yields.
 """
 
+from collections.abc import Iterable
+
 from firstlight.cache.manager import CacheManager
 from firstlight.schedule.incoming import Incoming
 from firstlight.schedule.request import Request, RequestState
@@ -64,16 +66,19 @@ class TierPolicy:
         if self._costs.prefers_swap(request.num_computed, num_bytes, place):
             self._tally.swaps += self._cache.park(request)
 
-    def take(self, result: StepResult, num_tokens: int) -> list[Request]:
+    def take(
+        self, result: StepResult, num_tokens: int, running: Iterable[Request]
+    ) -> list[Request]:
         """Takes in what ranks say of a step of so many tokens; returns the requests that wait
-        again, because what they waited for is lost or does not come.
+        again, because what they waited for is lost or does not come, and of the running ones those
+        that read what is lost.
         """
         if not self._cache.tiers.exist:
             return []
         report = result.tiers or TierReport()
         self._costs.learn_step(num_tokens, result.seconds)
         self._costs.learn_flows(report.flows)
-        back = self._lose({(one.group, one.unit) for one in report.lost})
+        back = self._lose({(one.group, one.unit) for one in report.lost}, running)
         arrived, num_late = self.incoming.note(report.pending)
         self._tally.late_fetches += num_late
         for request in arrived:
@@ -84,10 +89,10 @@ class TierPolicy:
             back.append(request)
         return back
 
-    def _lose(self, units: set[tuple[int, int]]) -> list[Request]:
+    def _lose(self, units: set[tuple[int, int]], running: Iterable[Request]) -> list[Request]:
         self._tally.lost_units += len(units)
         names = {name for unit in units for name in self._cache.tiers.lose(*unit)}
         back = [request for request in self.incoming.requests if request.request_id in names]
         for request in back:
             self.recall(request)
-        return back
+        return back + [r for r in running if r.request_id in names]
