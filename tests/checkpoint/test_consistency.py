@@ -6,11 +6,12 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstlight.checkpoint.consistency import WeightWatch, agree_on_weights, checksums
+from firstlight.checkpoint.consistency import WeightWatch, agree_on_weights
 from firstlight.checkpoint.loader import load_into
 from firstlight.checkpoint.read_plan import kept_types, parameter_shapes, targets_of
 from firstlight.checkpoint.reader import open_checkpoint
 from firstlight.checkpoint.torch_types import TORCH_TYPES, bytes_of
+from firstlight.checkpoint.watched_weights import checksums
 from firstlight.errors import CheckFailed
 from firstlight.models.spec import read_model_spec
 from firstlight.sharding.layout import Layout

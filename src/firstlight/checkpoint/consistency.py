@@ -5,7 +5,6 @@ elsewhere.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,102 +12,58 @@ import torch.distributed as dist
 from blake3 import blake3
 from torch import Tensor
 
+from firstlight.checkpoint.damage import Damage
 from firstlight.checkpoint.names import WeightSpec
-from firstlight.checkpoint.read_plan import Target, targets_of
+from firstlight.checkpoint.watched_weights import Held, Watched, spans_of, watched_weights
 from firstlight.errors import CheckFailed
 from firstlight.sharding.layout import Place
-from firstlight.sharding.rules import VOCABULARY_GRANULE, TensorRule
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_TILE = 2**20  # values weighed at once: 16 MiB of memory beside the weights
-_COPY_BYTES = 64 * 2**20  # of experts laid out anew at once, granule by granule
-
-
-@dataclass(frozen=True)
-class Damage:
-    """A run of weights whose bits are not those of the baseline. `expert` is None outside experts;
-    `granule` counts along the cut axis of the whole tensor, as pieces of the model's axis."""
-
-    rank: int
-    unit: str
-    tensor: str
-    expert: int | None
-    granule: int
-
-    def line(self) -> str:
-        """Returns the damage as one line of text."""
-        expert = "" if self.expert is None else f", expert {self.expert}"
-        return f"rank {self.rank}: {self.unit}, {self.tensor}{expert}, granule {self.granule}"
-
-
-@dataclass(frozen=True)
-class _Watched:
-    """One parameter in granules: `piece` values long along the dim it is cut along, from `first`
-    on; `experts` are the ids stacked in it, (None,) for one that has none."""
-
-    rule: TensorRule
-    experts: tuple[int | None, ...]
-    dim: int
-    length: int
-    piece: int
-    first: int
-
-    @property
-    def granules(self) -> int:
-        """Granules of one expert; the last may be short."""
-        return -(-self.length // self.piece)
-
-    def sums(self, tensor: Tensor) -> Tensor:
-        """Returns the checksum of every granule, int64 [experts * granules]."""
-        if not self.rule.stacked:
-            tensor = tensor.unsqueeze(0)
-        if not self.rule.shape:
-            return checksums(tensor.view(1, 1))
-        step = max(1, _COPY_BYTES * len(tensor) // max(1, tensor.nbytes))
-        return torch.cat([self._sums(some) for some in torch.split(tensor, step)])
-
-    def _sums(self, tensor: Tensor) -> Tensor:
-        """As `sums`, for some of the experts."""
-        dim, whole = self.dim + 1, self.length // self.piece * self.piece
-        run, found = tensor.narrow(dim, 0, whole), []
-        if whole:
-            shape = (*run.shape[:dim], whole // self.piece, self.piece, *run.shape[dim + 1 :])
-            pieces = run.reshape(shape).movedim(dim, 1)
-            found.append(checksums(pieces.flatten(2).flatten(0, 1)))
-        if whole < self.length:  # ragged: no experts
-            found.append(checksums(tensor.narrow(dim, whole, self.length - whole).flatten(1)))
-        return torch.cat(found)
+SPAN_BYTES = 4 * 2**20  # weights are checked in runs of about this much: a millisecond or two
 
 
 class WeightWatch:
     """Checksums of a rank's weights as they were when this was made, to compare with later.
 
     Make it when loading has ended, and again after weights were replaced or repacked in place.
+    `held` is what kernels read: the tensors, and packed weights in their stead, by parameter name.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], spec: WeightSpec, place: Place) -> None:
-        """Takes the baseline: reads every parameter once."""
-        self._place, self._parameters = place, parameters
-        self._watched = _watched(parameters, spec, place)
-        self._sums = self._measure()
+    def __init__(self, held: Mapping[str, Held], spec: WeightSpec, place: Place) -> None:
+        """Takes the baseline: reads every weight once."""
+        self._place = place
+        self._watched = watched_weights(held, spec, place)
+        self._spans = tuple(spans_of(self._watched, SPAN_BYTES))
+        self._next = 0
+        self.num_bytes = sum(weight.num_bytes for weight in self._watched)
+        self._sums = [
+            torch.zeros(len(w.experts) * w.granules, dtype=torch.int64) for w in self._watched
+        ]
+        self._read(len(self._spans), baseline=True)
 
     def check(self) -> list[Damage]:
-        """Reads every parameter again and returns what is no longer as it was."""
-        found = []
-        for watched, then, now in zip(self._watched, self._sums, self._measure(), strict=True):
-            for number in (then != now).nonzero().flatten().tolist():
-                expert, granule = divmod(number, watched.granules)
-                rule = watched.rule
-                found.append(
-                    Damage(
-                        self._place.rank,
-                        rule.unit,
-                        rule.name,
-                        watched.experts[expert],
-                        watched.first + granule,
-                    )
-                )
-        return found
+        """Reads every weight again and returns what is no longer as it was."""
+        self._next = 0
+        return self._read(len(self._spans))
+
+    def begin(self) -> None:
+        """Lets `check_some` begin with the first weight again."""
+        self._next = 0
+
+    @property
+    def is_through(self) -> bool:
+        """Says whether `check_some` has come to the end of the weights."""
+        return self._next == len(self._spans)
+
+    def check_some(self, num_bytes: int) -> tuple[int, list[Damage]]:
+        """Checks about the next `num_bytes`, and at least one granule unless it is through.
+
+        Returns how many bytes were read and what in them is no longer as it was.
+        """
+        stop, read = self._next, 0
+        while stop < len(self._spans) and read < max(1, num_bytes):
+            read += self._span_bytes(stop)
+            stop += 1
+        return read, self._read(stop)
 
     def digest(self) -> str:
         """Returns a digest of everything watched: equal on ranks that hold the same."""
@@ -120,67 +75,72 @@ class WeightWatch:
 
     def parts(self) -> dict[tuple[Any, ...], bytes]:
         """Returns a digest of each parameter by what it is a part of: parameter, run along its cut
-        dim, experts. Ranks that have a key in common must have its digest in common."""
+        dim, experts, form. Ranks that have a key in common must have its digest in common."""
         return {
-            (w.rule.name, w.first, w.length, w.experts): blake3(sums.numpy().tobytes()).digest(16)
+            (w.rule.name, w.start, w.length, w.experts, w.form): blake3(
+                sums.numpy().tobytes()
+            ).digest(16)
             for w, sums in zip(self._watched, self._sums, strict=True)
         }
 
-    def _measure(self) -> list[Tensor]:
-        return [w.sums(self._parameters[w.rule.name].detach()).cpu() for w in self._watched]
+    def _read(self, stop: int, *, baseline: bool = False) -> list[Damage]:
+        """Reads up to span number `stop`; compares with the baseline, or makes it."""
+        spans, self._next = self._spans[self._next : stop], stop
+        if not spans:
+            return []
+        # Collected first: one copy from the device for all of them.
+        new = torch.cat([self._watched[span.weight].sums(span) for span in spans]).cpu()
+        found: list[Damage] = []
+        at = 0
+        for span in spans:
+            watched = self._watched[span.weight]
+            first = span.begin * watched.granules + span.first
+            count = (span.end - span.begin) * (span.stop - span.first)
+            own, known = new[at : at + count], self._sums[span.weight][first : first + count]
+            at += count
+            if baseline:
+                known.copy_(own)
+            elif not torch.equal(own, known):
+                found.extend(self._damages(watched, first, own != known))
+        return found
 
-
-def checksums(rows: Tensor) -> Tensor:
-    """Returns for each row [G, n] the sum of (2i + 1) times the bits of its i-th value, modulo
-    2^64, as int64 [G] on the device.
-
-    Weights are odd, so any one flipped bit changes the sum.
-    """
-    bits = rows.contiguous().view(_INTEGERS[rows.element_size()])
-    count, length = bits.shape
-    totals = torch.zeros(count, dtype=torch.int64, device=rows.device)
-    step = max(1, _TILE // max(1, min(length, _TILE)))
-    for start in range(0, length, _TILE):
-        stop = min(length, start + _TILE)
-        weights = torch.arange(2 * start + 1, 2 * stop + 1, 2, device=rows.device)
-        for row in range(0, count, step):
-            tile = bits[row : row + step, start:stop].long()
-            totals[row : row + step] += (tile * weights).sum(1)
-    return totals
-
-
-def _watched(
-    parameters: Mapping[str, Tensor], spec: WeightSpec, place: Place
-) -> tuple[_Watched, ...]:
-    targets: dict[str, list[Target]] = {}
-    for target in targets_of(spec, place):
-        if target.name in parameters and target.part.stop > target.part.start:
-            targets.setdefault(target.name, []).append(target)
-    found = []
-    for same in targets.values():
-        rule, part = same[0].rule, same[0].part
-        axis = spec.facts.axes.get(rule.axis)
-        length = part.stop - part.start
-        piece = length
-        if axis is not None and rule.shape:
-            piece = (
-                VOCABULARY_GRANULE if axis.ragged else max(1, rule.shape[rule.dim] // axis.pieces)
+    def _damages(self, watched: Watched, first: int, differs: Tensor) -> list[Damage]:
+        found = []
+        for number in differs.nonzero().flatten().tolist():
+            expert, granule = divmod(first + number, watched.granules)
+            piece, end = watched.pieces_of(granule)
+            rule, held = watched.rule, watched.experts[expert]
+            found.append(
+                Damage(self._place.rank, rule.unit, rule.name, held, piece, granules=end - piece)
             )
-        experts = tuple(target.rule.expert for target in same)
-        found.append(_Watched(rule, experts, part.dim, length, piece, part.start // piece))
-    return tuple(found)
+        return found
+
+    def _span_bytes(self, number: int) -> int:
+        span = self._spans[number]
+        watched = self._watched[span.weight]
+        count = (span.end - span.begin) * (span.stop - span.first)
+        return max(1, watched.num_bytes * count // (len(watched.experts) * watched.granules))
 
 
 def agree_on_weights(
-    watch: WeightWatch, place: Place, version: str, *, group: dist.ProcessGroup | None = None
+    watch: WeightWatch | None,
+    place: Place,
+    version: str,
+    *,
+    problem: str = "",
+    group: dist.ProcessGroup | None = None,
 ) -> None:
     """Returns when all ranks hold the same version, and equal values wherever they share tensors.
 
-    Every rank of the group must call it. Raises CheckFailed on all of them, naming the ranks that
-    differ and the tensors.
+    Every rank of the group must call it; one that has none says why in `problem`. Raises
+    CheckFailed on all of them, naming the ranks that differ and the tensors.
     """
     everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, (place.rank, version, watch.parts()), group=group)
+    parts = watch.parts() if watch is not None else {}
+    dist.all_gather_object(everyone, (place.rank, version, parts, problem), group=group)
+    failed = [f"rank {rank}: {said}" for rank, *_, said in everyone if said]
+    if failed:
+        raise CheckFailed("; ".join(failed[:20]))
     found = [*_versions(everyone), *_differences(everyone)]
     if found:
         raise CheckFailed("ranks hold different weights: " + "; ".join(found[:20]))
@@ -188,7 +148,7 @@ def agree_on_weights(
 
 def _versions(everyone: Sequence[Any]) -> list[str]:
     versions: dict[str, list[int]] = {}
-    for rank, version, _ in everyone:
+    for rank, version, *_ in everyone:
         versions.setdefault(version, []).append(rank)
     if len(versions) == 1:
         return []
@@ -198,7 +158,7 @@ def _versions(everyone: Sequence[Any]) -> list[str]:
 def _differences(everyone: Sequence[Any]) -> list[str]:
     """Compares parts that several ranks hold; the fewest are said to differ."""
     holders: dict[tuple[Any, ...], dict[bytes, list[int]]] = {}
-    for rank, _, parts in everyone:
+    for rank, _, parts, _ in everyone:
         for key, digest in parts.items():
             holders.setdefault(key, {}).setdefault(digest, []).append(rank)
     found = []

@@ -8,7 +8,7 @@ in process behind the same interface.
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from firstlight.engine.messages import Output, Status
+from firstlight.engine.messages import Output, Status, WeightsReloaded, WeightsReport
 from firstlight.schedule.request import SubmittedRequest
 
 
@@ -35,6 +35,21 @@ class EngineClient(Protocol):
 
         Closing the iterator early cancels what is unfinished. Raises RequestError when the engine
         refuses a request and EnvironmentProblem when the engine is gone.
+        """
+        ...
+
+    async def check_weights(self) -> WeightsReport:
+        """Has every rank read all its weights and compare them with what it loaded.
+
+        Raises EnvironmentProblem when the engine is gone.
+        """
+        ...
+
+    async def reload_weights(self, source: str | None) -> WeightsReloaded:
+        """Has weights read again in place once running requests have finished, from the source they
+        came from when none is given.
+
+        Raises EnvironmentProblem when the engine is gone.
         """
         ...
 

@@ -4,6 +4,7 @@ tensors.
 
 import msgspec
 
+from firstlight.checkpoint.damage import Damage
 from firstlight.schedule.request import FinishReason, SubmittedRequest
 from firstlight.schedule.step import TokenLogprobs
 
@@ -24,6 +25,50 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """Refuses new requests from now on and ends the engine when the last one has finished."""
+
+
+class CheckWeights(msgspec.Struct, frozen=True, tag=True):
+    """Asks for a round over all weights now; a WeightsReport of this id answers."""
+
+    check_id: str
+
+
+class ReloadWeights(msgspec.Struct, frozen=True, tag=True):
+    """Asks for weights to be read again in place, once running requests have finished; None is the
+    source they came from. A WeightsReloaded of this id answers.
+    """
+
+    reload_id: str
+    source: str | None = None
+
+
+class RankWeightsChecked(msgspec.Struct, frozen=True):
+    """What one rank found in a round: bytes it read, and what is not as it was loaded."""
+
+    rank: int
+    num_bytes: int
+    damages: list[Damage]
+
+
+class WeightsReport(msgspec.Struct, frozen=True, tag=True):
+    """What a round found, rank by rank; reading took `seconds`."""
+
+    check_id: str
+    ranks: list[RankWeightsChecked]
+    seconds: float
+
+
+class WeightsReloaded(msgspec.Struct, frozen=True, tag=True):
+    """The weights served from now on. `problem` says why a reload failed; `refusal` is the code of
+    one that touched nothing.
+    """
+
+    reload_id: str
+    source_digest: str = ""
+    known_answers: str = ""
+    seconds: float = 0.0
+    problem: str = ""
+    refusal: str = ""
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -74,7 +119,8 @@ class Status(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The engine's heartbeat, sent every half second from outside the engine's thread.
 
     `progress` counts finished steps and loading advances: while `busy` it must grow, or the engine
-    is hung. `ready` is set once the start-up gate has passed. `failure` ends the service.
+    is hung. `ready` is set once the start-up gate has passed, and not while weights are reloaded.
+    `failure` ends the service; `unhealthy` refuses requests until weights were reloaded.
     """
 
     sequence: int
@@ -83,6 +129,7 @@ class Status(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     ready: bool
     phases: list[Phase]
     failure: str | None = None
+    unhealthy: str | None = None
     exit_code: int = 0
     facts: dict[str, str | int | float] = {}
     metrics: dict[str, float] = {}
@@ -95,5 +142,5 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     exit_code: int = 0
 
 
-ToEngine = Submit | Cancel | Drain
-FromEngine = Outputs | Status | Stopped
+ToEngine = Submit | Cancel | Drain | CheckWeights | ReloadWeights
+FromEngine = Outputs | Status | Stopped | WeightsReport | WeightsReloaded

@@ -4,6 +4,7 @@ generated.
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
@@ -13,14 +14,18 @@ import zmq.asyncio
 
 from firstlight.engine.messages import (
     Cancel,
+    CheckWeights,
     Drain,
     FromEngine,
     Output,
     Outputs,
+    ReloadWeights,
     Status,
     Stopped,
     Submit,
     ToEngine,
+    WeightsReloaded,
+    WeightsReport,
 )
 from firstlight.errors import EnvironmentProblem, RequestError
 from firstlight.schedule.request import SubmittedRequest
@@ -40,6 +45,7 @@ class ZmqEngineClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._streams: dict[str, asyncio.Queue[Output | None]] = {}
+        self._answers: dict[str, asyncio.Future[WeightsReport | WeightsReloaded]] = {}
         self._status: Status | None = None
         self._status_at = time.monotonic()
         self._progress_at = time.monotonic()
@@ -109,6 +115,27 @@ class ZmqEngineClient:
                 with suppress(asyncio.CancelledError):
                     await asyncio.shield(self._send(Cancel(sorted(open_ids))))
 
+    async def check_weights(self) -> WeightsReport:
+        """Has every rank read all its weights and compare them with what it loaded.
+
+        Raises EnvironmentProblem when the engine is gone.
+        """
+        check_id = uuid.uuid4().hex
+        report = await self._ask(CheckWeights(check_id), check_id)
+        assert isinstance(report, WeightsReport)
+        return report
+
+    async def reload_weights(self, source: str | None) -> WeightsReloaded:
+        """Has weights read again in place once running requests have finished, from the source they
+        came from when none is given.
+
+        Raises EnvironmentProblem when the engine is gone.
+        """
+        reload_id = uuid.uuid4().hex
+        reloaded = await self._ask(ReloadWeights(reload_id, source), reload_id)
+        assert isinstance(reloaded, WeightsReloaded)
+        return reloaded
+
     async def drain(self) -> None:
         """Lets running requests finish, refuses new ones, returns when the engine has ended."""
         if not self._stopped.is_set():
@@ -128,6 +155,22 @@ class ZmqEngineClient:
         if not self._stopped.is_set():
             self._end(reason, exit_code)
 
+    async def _ask(self, order: ToEngine, order_id: str) -> WeightsReport | WeightsReloaded:
+        """Sends an order about weights and waits for its answer, as long as the engine lives."""
+        if self._stopped.is_set():
+            raise EnvironmentProblem(self._failure or GONE)
+        answer = self._answers[order_id] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send(order)
+            return await answer
+        finally:
+            self._answers.pop(order_id, None)
+
+    def _answer(self, order_id: str, message: WeightsReport | WeightsReloaded) -> None:
+        answer = self._answers.get(order_id)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
     async def _send(self, message: ToEngine) -> None:
         await self._outbox.send(self._encoder.encode(message))
 
@@ -141,6 +184,10 @@ class ZmqEngineClient:
                         queue.put_nowait(output)
             elif isinstance(message, Status):
                 self._take_status(message)
+            elif isinstance(message, WeightsReport):
+                self._answer(message.check_id, message)
+            elif isinstance(message, WeightsReloaded):
+                self._answer(message.reload_id, message)
             elif isinstance(message, Stopped):
                 self._end(message.failure, message.exit_code)
 
@@ -165,3 +212,6 @@ class ZmqEngineClient:
         for queue in set(self._streams.values()):
             queue.put_nowait(None)
         self._streams.clear()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(EnvironmentProblem(failure or GONE))

@@ -1,8 +1,10 @@
 """Owns which process groups a rank belongs to; knows no model and no tensor name."""
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -73,3 +75,23 @@ def tensor_group(layout: Layout, rank: int) -> dist.ProcessGroup | None:
 def tensor_ranks(layout: Layout) -> Sequence[range]:
     """Returns the ranks of every tensor parallel group: TP is the innermost coordinate."""
     return [range(i, i + layout.tp) for i in range(0, layout.world_size, layout.tp)]
+
+
+def node_group(*, timeout_seconds: float, node: str = "") -> dist.ProcessGroup | None:
+    """Returns the group of ranks on this rank's node, able to move host memory; None outside a
+    world. Every rank of the world must call this.
+
+    A node is told apart by its `node` name, the host's own where none is given.
+    """
+    if not dist.is_initialized():
+        return None
+    names: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(names, node or socket.gethostname())
+    mine: dist.ProcessGroup | None = None
+    for name in dict.fromkeys(names):
+        ranks = [rank for rank, other in enumerate(names) if other == name]
+        timeout = timedelta(seconds=timeout_seconds)
+        group = dist.new_group(ranks, backend="gloo", timeout=timeout)
+        if dist.get_rank() in ranks:
+            mine = group
+    return mine

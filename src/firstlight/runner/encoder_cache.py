@@ -82,6 +82,11 @@ class EncoderCache:
         self._keep(image.digest, features_MD)
         return features_MD
 
+    def clear(self) -> None:
+        """Forgets all features: another encoder made them."""
+        self._features.clear()
+        self.used_bytes = 0
+
     def check_integrity(self) -> None:
         """Recounts the bytes; for tests and idle moments."""
         assert self.used_bytes == sum(f.nbytes for f in self._features.values())
