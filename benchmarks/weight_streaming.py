@@ -31,7 +31,7 @@ from firstlight.parallel.mesh import Mesh
 from firstlight.runner.cache_tensors import CacheShape, allocate_states
 from firstlight.runner.residency import Residency, ResidencyLimits, assemble_within
 from firstlight.sharding.layout import Layout
-from firstlight.sharding.residency import rank_weights
+from firstlight.sharding.residency import least_budget, rank_weights
 from firstlight.sharding.state_spec import RecurrentState
 from firstlight.units import format_bytes, format_rate, format_seconds
 
@@ -142,8 +142,9 @@ def main() -> None:
     source = open_source(arguments.model)
     table, facts = source.spec.family.table, source.spec.facts
     needed = rank_weights(table, facts, Layout(), 4).num_bytes
+    least = least_budget(rank_weights(table, facts, Layout(), 4))
     limits = ResidencyLimits(
-        int(needed * arguments.share), direct=arguments.cold, threads=arguments.readers
+        max(least, int(needed * arguments.share)), direct=arguments.cold, threads=arguments.readers
     )
     whole, _ = build(source, ResidencyLimits(None), arguments.threads)
     streamed, residency = build(source, limits, arguments.threads)

@@ -10,7 +10,7 @@ from firstlight.checkpoint.executor import Job, Patience, Worker
 from firstlight.checkpoint.reading_threads import ReadingThreads
 from firstlight.errors import EnvironmentProblem, TensorError
 
-QUICK = Patience(alert_seconds=0.1, stall_seconds=0.3)
+QUICK = Patience(alert_seconds=0.05, stall_seconds=1.5)
 
 
 @pytest.fixture
@@ -44,6 +44,17 @@ def test_an_error_reaches_the_one_who_waits_and_nobody_else(threads: ReadingThre
     with pytest.raises(TensorError, match="ends early"):
         threads.wait(bad)
     threads.wait(threads.start([job(lambda _w: None)]))
+
+
+def test_urgent_jobs_go_before_those_that_wait() -> None:
+    threads, gate, seen = ReadingThreads(1), threading.Event(), []
+    threads.start([job(lambda _w: gate.wait(20))])
+    later = threads.start([job(lambda _w, n=n: seen.append(n)) for n in (3, 4)])
+    threads.start([job(lambda _w, n=n: seen.append(n)) for n in (1, 2)], is_urgent=True)
+    gate.set()
+    threads.wait(later)
+    assert seen == [1, 2, 3, 4]
+    threads.close()
 
 
 def test_a_standstill_is_told_and_then_ends_the_wait(

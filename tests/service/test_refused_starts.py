@@ -63,6 +63,11 @@ def test_the_ways_out_of_a_small_budget_work(tiny_store: Path, start_service: ob
     assert startup["facts"]["kv_tokens"] == int(tokens)
 
 
+def test_a_weights_budget_too_small_for_the_layers_to_take_turns(tiny_store: Path) -> None:
+    done = start(tiny_store, "--port", "0", "--weights-budget", "64KiB")
+    check_refused(done, 4, "weights budget of 64 KiB", "at least", "buffers", "--weights-budget")
+
+
 def test_no_torch(tiny_store: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])

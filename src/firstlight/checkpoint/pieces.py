@@ -111,7 +111,8 @@ class WeightPieces:
         if isinstance(self._source, Store):
             checks = check and self._check
             return [self._granule_job(parameters, read, checks) for read in piece.reads]
-        return [tensor_job(parameters, self._source, read) for read in piece.reads]
+        reads = (read for read in piece.reads if isinstance(read, TensorRead))
+        return [tensor_job(parameters, self._source, read) for read in reads]
 
     def _granule_job(self, parameters: Parameters, read: Any, check: bool) -> Job:
         assert isinstance(self._source, Store)

@@ -1,7 +1,7 @@
 """Owns threads that go on reading while a model computes, and the watch over who waits for them.
 
-Knows jobs, not what they read. Jobs run in the order they were given; nothing here has a limit on
-total time, only on time without progress.
+Knows jobs, not what they read. Jobs run in the order they were given, urgent ones first; nothing
+here has a limit on total time, only on time without progress.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from time import perf_counter
 from firstlight.checkpoint.executor import Job, Patience, Worker, stalled
 from firstlight.errors import EnvironmentProblem
 
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.1
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -45,13 +45,23 @@ class ReadingThreads:
                 target=self._work, args=(number,), name=f"weights-{number}", daemon=True
             ).start()
 
-    def start(self, jobs: Sequence[Job], then: Callable[[], None] | None = None) -> Reading:
-        """Queues jobs, at least one; returns at once."""
+    def start(
+        self,
+        jobs: Sequence[Job],
+        then: Callable[[], None] | None = None,
+        *,
+        is_urgent: bool = False,
+    ) -> Reading:
+        """Queues jobs, at least one, urgent ones before all that wait; returns at once."""
         assert jobs, "nothing to read"
         reading = Reading(jobs, then)
         with self._changed:
             self._moved_at = perf_counter() if not self._running else self._moved_at
-            self._jobs.extend((job, reading) for job in jobs)
+            queued = [(job, reading) for job in jobs]
+            if is_urgent:
+                self._jobs.extendleft(reversed(queued))
+            else:
+                self._jobs.extend(queued)
             self._changed.notify_all()
         return reading
 

@@ -19,6 +19,7 @@ EXIT_CODES = (
     "Exit codes: 0 all holds, 1 a check failed, 2 usage, 3 bad input, 4 environment, "
     "70 a bug in firstlight, 130 interrupted."
 )
+_BUDGET = "-budget-bytes"
 _SWITCH: Mapping[bool, str] = {True: "on", False: "off"}
 AsJson = Annotated[bool, typer.Option("--json", help="print the report as JSON")]
 
@@ -73,7 +74,7 @@ def _parameter(
     info: Any = (
         typer.Argument(help=text, show_default=False, metavar=name.upper())
         if is_argument
-        else typer.Option(_declared(name, kind), help=text, show_default=False)
+        else typer.Option(*_declared(name, kind), help=text, show_default=False)
     )
     return inspect.Parameter(
         name,
@@ -83,9 +84,14 @@ def _parameter(
     )
 
 
-def _declared(name: str, kind: Any) -> str:
+def _declared(name: str, kind: Any) -> tuple[str, ...]:
+    """The names of an option; a budget may be given without its unit."""
     flag = flag_of(name)
-    return f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
+    if kind is bool:
+        return (f"{flag}/--no-{flag.removeprefix('--')}",)
+    if flag.endswith(_BUDGET):
+        return flag, flag.removesuffix("-bytes")
+    return (flag,)
 
 
 def _help(detail: Field, default: Any) -> str:

@@ -17,6 +17,7 @@ from firstlight.errors import ConfigError
 from firstlight.models.spec import ModelSpec
 from firstlight.sharding.codecs import dtype_bytes
 from firstlight.sharding.layout import Layout, stage_layers
+from firstlight.sharding.residency import plan_residency, rank_weights
 from firstlight.sharding.rules import Facts, Rule, RuleTable, TensorRule, expand
 from firstlight.sharding.slices import holds_unit, local_shape, slice_for
 
@@ -145,6 +146,29 @@ def _weight_class(rule: Rule, table: RuleTable, single: Facts, facts: Facts) -> 
         return None
     layers = tuple(t.layer for t in tensors if t.layer is not None)
     return WeightClass(part_of(tensors[0].name), tensors[0], layers, copies)
+
+
+def held_bytes(
+    spec: ModelSpec, table: WeightTable, layout: Layout, stage: int, budget: int | None
+) -> dict[str, int]:
+    """Returns the bytes a rank of a stage has for weights, by part: all of them, or what a budget
+    leaves, as a start allocates it.
+
+    Raises OutOfBudget for a budget that is too small, ConfigError for one with pipeline stages.
+    """
+    if budget is None:
+        return table.stage_bytes(layout, stage)
+    if layout.pp > 1:
+        raise ConfigError("a weights budget is for ranks without pipeline stages")
+    weights = rank_weights(spec.family.table, spec.facts, layout, table.element_bytes)
+    plan = plan_residency(weights, budget)
+    if plan.is_whole:
+        return table.stage_bytes(layout, stage)
+    moving = {
+        "layer buffers": plan.num_buffers * plan.buffer_bytes,
+        "expert slots": plan.num_slots * weights.expert_bytes,
+    }
+    return {"resident": plan.num_bytes - sum(moving.values()), **moving}
 
 
 def part_of(name: str) -> str:

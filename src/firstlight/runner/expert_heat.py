@@ -23,6 +23,7 @@ class Heat:
     def __init__(self, half_life_steps: int = HALF_LIFE_STEPS) -> None:
         self._growth = 2.0 ** (1.0 / half_life_steps)
         self._worth = 1.0
+        self._used: list[Hashable] = []
         self._heat: dict[Hashable, float] = {}
 
     def of(self, key: Hashable) -> float:
@@ -30,12 +31,15 @@ class Heat:
         return self._heat.get(key, 0.0)
 
     def use(self, keys: Iterable[Hashable]) -> None:
-        """Counts one use of each key."""
-        for key in keys:
-            self._heat[key] = self._heat.get(key, 0.0) + self._worth
+        """Counts one use of each key, once the step is over: in its course what was used already
+        would look hotter than what comes next."""
+        self._used.extend(keys)
 
     def next_step(self) -> None:
-        """Uses from now on count for more than those before."""
+        """Ends a step; uses from now on count for more than those before."""
+        for key in self._used:
+            self._heat[key] = self._heat.get(key, 0.0) + self._worth
+        self._used.clear()
         self._worth *= self._growth
         if self._worth > _LARGEST:
             self._heat = {key: heat / self._worth for key, heat in self._heat.items()}
@@ -67,6 +71,7 @@ class SlotTable(Generic[Key]):
         wanted: Collection[Key] = (),
     ) -> list[int]:
         """Gives each of some absent keys a slot: free ones first, then those of the coldest keys.
+        Of equally cold ones the newest goes: what is needed in turns would drive itself out.
 
         Keys `locked` keep theirs, those `wanted` lose it only after all others. Asserts that there
         are slots enough.
@@ -95,7 +100,7 @@ class SlotTable(Generic[Key]):
         assert sorted([*self._free, *self._slots.values()]) == list(range(self.num_slots))
 
     def _victims(self, count: int, locked: Collection[Key], wanted: Collection[Key]) -> list[Key]:
-        candidates = [key for key in self._slots if key not in locked]
+        candidates = [key for key in reversed(self._slots) if key not in locked]
         assert len(candidates) >= count, "more experts at once than there are slots"
         candidates.sort(key=lambda key: (key in wanted, self._heat.of(key)))
         return candidates[:count]

@@ -129,6 +129,7 @@ class ExpertTiers:
             if fetch.left:
                 self._send(fetch, {key for key, _ in fetch.left})
 
+    @torch.inference_mode(False)  # threads that compute nothing write to what is made here
     def _send(self, fetch: _Fetch, run: _Keys) -> None:
         """Starts what brings the experts that are left, as many as there is staging memory for."""
         if self._arrived is not None:
@@ -149,15 +150,17 @@ class ExpertTiers:
                     target.copy_(source)
             fetch.arrived = self._arrived = self._feed.lane.copy(pairs, after=passed)
 
-        fetch.reading = self._feed.threads.start(move.jobs, then)
+        # Layers that are read ahead have time; this step waits for its experts.
+        fetch.reading = self._feed.threads.start(move.jobs, then, is_urgent=True)
 
     def _plan(
         self,
         move: _Move,
         key: PieceKey,
         slot: Mapping[str, Tensor],
+        *,
         number: int,
-        run: set[PieceKey],
+        run: _Keys,
     ) -> None:
         """Adds what brings one expert into its slot, and into host memory if it is let in there."""
         feed, image = self._feed, self._feed.image(key)

@@ -51,6 +51,7 @@ class PieceImage:
         """Shape and type of each parameter."""
         return {part.name: (part.shape, part.dtype) for part in self._parts}
 
+    @torch.inference_mode(False)  # threads that compute nothing write to them
     def views(self, memory: Tensor) -> dict[str, Tensor]:
         """Returns the tensors over uint8 [at least num_bytes], by name."""
         return {

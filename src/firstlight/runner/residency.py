@@ -34,6 +34,7 @@ from firstlight.checkpoint.progress import Progress, silent
 from firstlight.checkpoint.reading_threads import ReadingThreads
 from firstlight.checkpoint.watched_weights import Held
 from firstlight.kernels.registry import KernelSet
+from firstlight.layers.kernel_linear import use_kernels
 from firstlight.models.spec import ModelSpec
 from firstlight.parallel.apply import apply_rules
 from firstlight.parallel.mesh import Mesh
@@ -227,9 +228,13 @@ class _Build:
         return sum(tensor.nbytes for tensor in parameters.values())
 
     def _pack(self, module: nn.Module, kernels: KernelSet) -> PackReport:
-        """Packs what stays; layers that move are read as they are, and so they compute."""
+        """Packs what stays. Layers that move are read as they are, and compute by the kernels that
+        packed ones equal bit for bit."""
         with _without(module, self._plan.streamed):
             packed = pack_modules(module, kernels)
+        if kernels.packs_weights and self._options.dtype == torch.float32:
+            for layer in self._plan.streamed:
+                use_kernels(module.get_submodule(f"layers.{layer}"), kernels)
         self._held.update(packed.weights)
         return packed
 

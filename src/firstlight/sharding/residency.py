@@ -85,7 +85,9 @@ def rank_weights(table: RuleTable, facts: Facts, layout: Layout, element_bytes: 
 
     One expert stands for all of them. Raises LayoutError for a layout that cannot be.
     """
-    outside, sizes, expert_sizes = 0, [[] for _ in range(facts.num_layers)], {}
+    outside = 0
+    sizes: list[list[int]] = [[] for _ in range(facts.num_layers)]
+    expert_sizes: dict[int, int] = {}
     for rule, size in _sizes(table, facts, layout, element_bytes):
         if rule.layer is None:
             outside += size
@@ -137,7 +139,7 @@ def plan_residency(weights: RankWeights, budget: int) -> ResidencyPlan:
 
 def least_budget(weights: RankWeights) -> int:
     """Returns the smallest budget that `plan_residency` accepts."""
-    return min((plan.num_bytes for plan in _choices(weights)), default=weights.num_bytes)
+    return min([weights.num_bytes, *(plan.num_bytes for plan in _choices(weights))])
 
 
 def _choices(weights: RankWeights) -> Iterator[ResidencyPlan]:
