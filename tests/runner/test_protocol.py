@@ -1,5 +1,12 @@
-from firstlight.runner.protocol import StepDone, joint_result
-from firstlight.schedule.step import FailedRow, SampledToken, StepResult
+from firstlight.runner.protocol import StepDone, joint_result, joint_tiers
+from firstlight.schedule.step import (
+    FailedRow,
+    LostUnit,
+    SampledToken,
+    StepResult,
+    TierFlow,
+    TierReport,
+)
 
 
 def done(rank, *failed, tokens=()):
@@ -20,3 +27,13 @@ def test_a_row_that_fails_on_any_rank_fails():
 def test_the_first_rank_answers_when_all_agree():
     reports = [done(0, 3), done(1, 3)]
     assert joint_result(reports) is reports[0].result
+
+
+def test_state_beyond_the_device_is_there_when_all_ranks_have_it() -> None:
+    reports = [
+        TierReport([1, 2], [LostUnit(0, 7, "a bit flipped")], [TierFlow("host", True, 5, 1.0)]),
+        TierReport([2, 3], [LostUnit(0, 7, "cut off"), LostUnit(1, 9, "full")]),
+    ]
+    joint = joint_tiers(reports)
+    assert joint.pending == [1, 2, 3] and joint.flows == reports[0].flows
+    assert {(one.group, one.unit) for one in joint.lost} == {(0, 7), (1, 9)}

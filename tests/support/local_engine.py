@@ -13,14 +13,19 @@ import torch.distributed as dist
 
 from firstlight.assembly.build import BuildOptions, assemble
 from firstlight.assembly.source import open_source
-from firstlight.cache.manager import CacheManager, CacheOptions, blocks_for, distinct_specs
+from firstlight.cache.cache_options import CacheOptions
+from firstlight.cache.far_pool import FarSizes
+from firstlight.cache.manager import CacheManager, blocks_for, distinct_specs
 from firstlight.kernels.builtin import builtin_kernels, machine_query, reference_kernels
 from firstlight.kernels.registry import KernelSet
 from firstlight.layers.packed_batch import pack_whole
+from firstlight.layers.patterned_attention import set_patterns
+from firstlight.models.spec import with_attention
 from firstlight.parallel.mesh import Mesh
 from firstlight.runner.cache_tensors import CacheShape, allocate_states
 from firstlight.runner.encoder_cache import EncoderCache, ImageEncoder
 from firstlight.runner.model_runner import ModelRunner, RunnerContext
+from firstlight.runner.open_tiers import make_store
 from firstlight.runner.rows import RowTable
 from firstlight.schedule.answers import RequestUpdate
 from firstlight.schedule.request import MediaItem, SamplingParams, SubmittedRequest
@@ -52,6 +57,9 @@ class EngineShape:
     window_blocks: dict[int, int] = field(default_factory=dict)
     turn_tokens: int = 64
     kv_dtype: str = "auto"
+    attention: str = "full"
+    far: tuple[FarSizes, ...] = ()
+    tier_folder: str = ""
 
 
 @dataclass
@@ -97,13 +105,14 @@ class LocalEngine:
         self._group, self._device = mesh.tensor, device
         kernels = kernels or reference_kernels()
         source = open_source(folder)
-        self.spec = source.spec
+        self.spec = with_attention(source.spec, shape.attention, shape.block_size)
         if model is None:
             options = BuildOptions(torch.float32, device, shape.context_length)
             model = assemble(
                 source.spec, source.weights, mesh=mesh, kernels=kernels, options=options
             ).module
         self.model = model
+        set_patterns(model, self.spec.patterns)
         cache_shape = CacheShape(
             shape.num_blocks,
             shape.block_size,
@@ -123,7 +132,13 @@ class LocalEngine:
             encoder = ImageEncoder(self.model.encode, device, torch.float32)
             self.images = EncoderCache(encoder, budget_bytes=shape.encoder_cache_bytes)
         samples = mesh.is_first
-        context = RunnerContext(self.model, self.states, kernels, device, samples, self.images)
+        layout = {"weights": source.digest, "tp": mesh.tp, "block_size": shape.block_size}
+        self.tiers, self.states = make_store(
+            self.states, shape.far, folder=shape.tier_folder, layout=layout
+        )
+        context = RunnerContext(
+            self.model, self.states, kernels, device, samples, self.images, self.tiers
+        )
         self.runner = ModelRunner(context, self.table)
         self.cache = CacheManager(
             groups,
@@ -131,7 +146,13 @@ class LocalEngine:
             block_size=shape.block_size,
             model_digest="tiny",
             num_slots=shape.num_slots,
-            options=CacheOptions(shape.chunk_tokens, shape.window_blocks, shape.turn_tokens),
+            options=CacheOptions(
+                shape.chunk_tokens,
+                shape.window_blocks,
+                shape.turn_tokens,
+                unit_bytes=() if self.tiers is None else self.tiers.unit_bytes,
+                far=shape.far,
+            ),
         )
         self.scheduler = Scheduler(
             SchedulerSettings(
@@ -151,6 +172,8 @@ class LocalEngine:
         prompt: Sequence[int],
         params: SamplingParams,
         media: Sequence[MediaItem] = (),
+        *,
+        priority: int = 0,
     ) -> str:
         """Queues a request and returns its id."""
         self._count += 1
@@ -158,7 +181,11 @@ class LocalEngine:
         self.outcomes[request_id] = Outcome()
         self.scheduler.add(
             SubmittedRequest(
-                request_id=request_id, prompt_ids=list(prompt), params=params, media=tuple(media)
+                request_id=request_id,
+                prompt_ids=list(prompt),
+                params=params,
+                media=tuple(media),
+                priority=priority,
             )
         )
         return request_id

@@ -22,6 +22,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     ep: int = 1
     dtype: str = "float32"
     kv_dtype: str = "auto"
+    attention: str = "full"
+    tiers: str = ""
     device: str = "cpu"
     threads: int = 1
     context_length: int | None = None
@@ -33,9 +35,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     prompt_share: float = 1.0
     max_waiting: int = 1024
     encoder_cache_bytes: int = 0
+    weights_budget_bytes: int | None = None
+    weights_host_bytes: int = 0
     check_digests: bool = True
     skip_gate: bool = False
     memory_bytes: int | None = None
     plan: str = ""
     stall_seconds: float = 300.0
     parent_id: int = 0
+    load_from: str = "own"
+    weights_check_seconds: float = 0.0

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from firstlight.cache.cache_group import RECURRENT
 from firstlight.cache.far_pool import FarSizes
 from firstlight.cache.manager import distinct_specs
-from firstlight.engine.sizing import CacheNeeds
 from firstlight.errors import OutOfBudget
 from firstlight.settings.tiers import TierSettings
+from firstlight.sharding.state_spec import StateSpec
 from firstlight.units import format_bytes
 
 # Recurrent state takes at most this part of a tier beside pages, and one slot of each group at
@@ -15,17 +15,20 @@ from firstlight.units import format_bytes
 SLOT_SHARE = 0.25
 
 
-def plan_tiers(needs: CacheNeeds, tiers: TierSettings) -> tuple[FarSizes, ...]:
-    """Returns the units of each cache group in host memory and on disk; none without tiers.
+def plan_tiers(
+    states: Sequence[StateSpec], unit_bytes: Sequence[int], tiers: TierSettings
+) -> tuple[FarSizes, ...]:
+    """Returns the units of each cache group, of `unit_bytes` each, in host memory and on disk; none
+    without tiers.
 
     Every paged group gets as many pages as the others. Raises OutOfBudget for a tier that cannot
     hold a page of each group.
     """
     if not tiers.host_bytes and not tiers.disk_bytes:
         return ()
-    kinds = [spec.kind for spec in distinct_specs(needs.states)]
-    host = _split("host", tiers.host_bytes, kinds, needs.unit_bytes)
-    disk = _split("disk", tiers.disk_bytes, kinds, needs.unit_bytes)
+    kinds = [spec.kind for spec in distinct_specs(states)]
+    host = _split("host", tiers.host_bytes, kinds, unit_bytes)
+    disk = _split("disk", tiers.disk_bytes, kinds, unit_bytes)
     return tuple(FarSizes(*pair) for pair in zip(host, disk, strict=True))
 
 

@@ -108,6 +108,40 @@ class CacheGroupState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     evicted_seconds: float
 
 
+class TierState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """How full one place beyond the device is with state of one cache group, in bytes of one rank,
+    and how many of its pages or slots were found, written, given up and lost since the start.
+    """
+
+    group: str
+    place: str
+    held_bytes: int
+    cached_bytes: int
+    empty_bytes: int
+    num_hits: int
+    num_stored: int
+    num_dropped: int
+    num_lost: int
+
+
+class TierMoved(msgspec.Struct, frozen=True, tag=True):
+    """The first rank moved bytes from (`inward`) or to a place beyond the device."""
+
+    place: str
+    inward: bool
+    num_bytes: int
+    seconds: float
+
+
+class SwapState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """What became of state beyond the device, in numbers since the start."""
+
+    num_swaps: int
+    num_fetches: int
+    num_late: int
+    recomputed_tokens: int
+
+
 class PrefixLookup(msgspec.Struct, frozen=True, tag=True):
     """A prompt of `num_tokens` was looked up and `num_hit` of them were found."""
 
@@ -125,6 +159,18 @@ class NanRows(msgspec.Struct, frozen=True, tag=True):
     num_rows: int
 
 
+class WeightsStreamed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """What a rank moved for a step because not all its weights stay in its memory."""
+
+    rank: int
+    file_bytes: int
+    host_bytes: int
+    expert_hits: int
+    expert_misses: int
+    waits: int
+    wait_seconds: float
+
+
 class PhaseDone(msgspec.Struct, frozen=True, tag=True):
     """A start-up phase ended."""
 
@@ -138,6 +184,21 @@ class MemoryMeasured(msgspec.Struct, frozen=True, tag=True):
     component: str
     predicted_bytes: int
     actual_bytes: int
+
+
+class WeightsRead(msgspec.Struct, frozen=True, tag=True):
+    """Ranks read so many bytes of weights each and compared them with what they had loaded;
+    `damages` runs of them were other ones."""
+
+    num_bytes: int
+    seconds: float
+    damages: int
+
+
+class WeightsRound(msgspec.Struct, frozen=True, tag=True):
+    """All weights of all ranks were compared once, from first to last within `seconds`."""
+
+    seconds: float
 
 
 class ProcessMemory(msgspec.Struct, frozen=True, tag=True):
@@ -159,11 +220,17 @@ Event = (
     | CacheState
     | SlotState
     | CacheGroupState
+    | TierState
+    | TierMoved
+    | SwapState
     | PrefixLookup
     | Preempted
     | NanRows
+    | WeightsStreamed
     | PhaseDone
     | MemoryMeasured
+    | WeightsRead
+    | WeightsRound
     | ProcessMemory
 )
 

@@ -149,6 +149,30 @@ class Series:
         self._set("cache_evicted_idle_seconds_total", event.evicted_seconds, event.group)
 
     @_fold.register
+    def _(self, event: events.TierState) -> None:
+        where = (event.group, event.place)
+        self._set("tier_bytes", event.held_bytes, *where, "held")
+        self._set("tier_bytes", event.cached_bytes, *where, "cached")
+        self._set("tier_bytes", event.empty_bytes, *where, "empty")
+        self._set("tier_hits_total", event.num_hits, *where)
+        self._set("tier_stored_total", event.num_stored, *where)
+        self._set("tier_dropped_total", event.num_dropped, *where)
+        self._set("tier_lost_total", event.num_lost, *where)
+
+    @_fold.register
+    def _(self, event: events.TierMoved) -> None:
+        way = (event.place, "in" if event.inward else "out")
+        self._add("tier_moved_bytes_total", event.num_bytes, *way)
+        self._add("tier_move_seconds_total", event.seconds, *way)
+
+    @_fold.register
+    def _(self, event: events.SwapState) -> None:
+        self._set("swaps_total", event.num_swaps)
+        self._set("tier_fetches_total", event.num_fetches)
+        self._set("prefetch_misses_total", event.num_late)
+        self._set("tier_recomputed_tokens_total", event.recomputed_tokens)
+
+    @_fold.register
     def _(self, event: events.PrefixLookup) -> None:
         assert 0 <= event.num_hit <= event.num_tokens, "more prefix tokens found than looked up"
         self._add("prefix_lookup_tokens_total", event.num_tokens)
@@ -166,6 +190,16 @@ class Series:
         self._add("nan_rows_total", event.num_rows)
 
     @_fold.register
+    def _(self, event: events.WeightsStreamed) -> None:
+        rank = str(event.rank)
+        self._add("weights_streamed_bytes_total", event.file_bytes, rank, "file")
+        self._add("weights_streamed_bytes_total", event.host_bytes, rank, "host")
+        self._add("expert_lookups_total", event.expert_hits, rank, "hit")
+        self._add("expert_lookups_total", event.expert_misses, rank, "miss")
+        self._add("weights_waits_total", event.waits, rank)
+        self._add("weights_wait_seconds_total", event.wait_seconds, rank)
+
+    @_fold.register
     def _(self, event: events.PhaseDone) -> None:
         self._set("startup_phase_seconds", event.seconds, event.phase)
 
@@ -173,6 +207,17 @@ class Series:
     def _(self, event: events.MemoryMeasured) -> None:
         self._set("memory_predicted_bytes", event.predicted_bytes, event.component)
         self._set("memory_actual_bytes", event.actual_bytes, event.component)
+
+    @_fold.register
+    def _(self, event: events.WeightsRead) -> None:
+        self._add("weights_checked_bytes_total", event.num_bytes)
+        self._add("weights_check_seconds_total", event.seconds)
+        self._add("weights_damages_total", event.damages)
+
+    @_fold.register
+    def _(self, event: events.WeightsRound) -> None:
+        self._add("weights_checks_total")
+        self._set("weights_round_seconds", event.seconds)
 
     @_fold.register
     def _(self, event: events.ProcessMemory) -> None:

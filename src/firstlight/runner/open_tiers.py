@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from firstlight.cache.far_pool import FarSizes
 from firstlight.layers.layer_state import LayerState, RecurrentSlots, page_tensors
 from firstlight.runner.disk_tier import DiskTier
@@ -23,9 +21,9 @@ def open_tiers(
     settings: RankSettings,
     *,
     weights: str,
-    device: torch.device,
-) -> TierStore | None:
-    """Returns the store behind these layer states; None when nothing is to lie outside the device.
+) -> tuple[TierStore | None, tuple[LayerState, ...]]:
+    """Returns the store behind these layer states, None when nothing is to lie outside the device;
+    and the states, whose paged ones can read what it holds.
 
     Raises EnvironmentProblem when the folder of the disk tier cannot hold it.
     """
@@ -37,7 +35,7 @@ def open_tiers(
         "kv_dtype": settings.kv_dtype,
     }
     sizes = [FarSizes(*pair) for pair in order.far]
-    return make_store(states, sizes, folder=order.tier_folder, layout=layout, device=device)
+    return make_store(states, sizes, folder=order.tier_folder, layout=layout)
 
 
 def make_store(
@@ -46,45 +44,50 @@ def make_store(
     *,
     folder: str,
     layout: Mapping[str, Any],
-    device: torch.device,
-) -> TierStore | None:
-    """Returns a store of so many units of each cache group; None without sizes. `layout` says whose
-    state it is; how units are made up is added here.
+) -> tuple[TierStore | None, tuple[LayerState, ...]]:
+    """Does the same for so many units of each cache group. `layout` says whose state it is, with
+    the tokens of a page as `block_size`; how units are made up is added here.
     """
     if not sizes:
-        return None
+        return None, tuple(states)
+    found = [_with_far_summaries(state, sizes[state.group]) for state in states]
     groups: list[GroupPlaces] = []
     first_byte = 0
     for index, size in enumerate(sizes):
-        units = GroupUnits([state for state in states if state.group == index])
-        host = HostTier(size.host, units.unit_bytes, pinned=device.type != "cpu")
+        units = GroupUnits([state for state in found if state.group == index])
+        host = HostTier(size.host, units.unit_bytes, pinned=not units.is_host)
         groups.append(GroupPlaces(units, size, host, first_byte))
         first_byte += size.disk * units.unit_bytes
     disk = None
     if first_byte:
         described = {**layout, "groups": [_describe(group.units) for group in groups]}
         disk = DiskTier(Path(folder), first_byte, described)
-    return TierStore(groups, disk)
+    store = TierStore(groups, disk)
+    return store, _with_far_pages(found, store, page_tokens=layout["block_size"])
 
 
-def with_far_pages(
-    states: Sequence[LayerState], store: TierStore | None, *, page_tokens: int
+def _with_far_pages(
+    states: Sequence[LayerState], store: TierStore, *, page_tokens: int
 ) -> tuple[LayerState, ...]:
-    """Returns the same states, whose paged ones can read what the store holds of their group."""
-    if store is None:
-        return tuple(states)
-    found: list[LayerState] = list(states)
+    found = list(states)
     for group in {state.group for state in states}:
         layers = [i for i, state in enumerate(states) if state.group == group]
-        tensors = [
-            page_tensors(s) for i in layers if not isinstance(s := states[i], RecurrentSlots)
-        ]
-        if not tensors:
-            continue
-        reader = FarReader(store, group, tensors, page_tokens=page_tokens)
-        for number, index in enumerate(layers):
-            found[index] = replace(states[index], far=reader, layer=number)
+        paged = [s for i in layers if not isinstance(s := states[i], RecurrentSlots)]
+        if paged:
+            tensors = [page_tensors(state) for state in paged]
+            reader = FarReader(store, group, tensors, page_tokens=page_tokens)
+            for number, index in enumerate(layers):
+                found[index] = replace(states[index], far=reader, layer=number)
     return tuple(found)
+
+
+def _with_far_summaries(state: LayerState, size: FarSizes) -> LayerState:
+    """What layers choose pages by stays on the device, of far pages too."""
+    if isinstance(state, RecurrentSlots) or state.summaries is None:
+        return state
+    near = state.summaries
+    summaries = near.new_empty((near.shape[0] + size.host + size.disk, *near.shape[1:]))
+    return replace(state, summaries=summaries)
 
 
 def _describe(units: GroupUnits) -> list[Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from firstlight.kernels.host_copy import send
 from firstlight.schedule.request import SamplingParams
 from firstlight.schedule.step import NewSequence, SequenceStep, StepPlan
 
@@ -84,7 +85,7 @@ class RowTable:
         """Returns the page tables [B, P] of these rows, P the most pages any of them has."""
         pages = max((self[r].num_pages[group] for r in rows), default=0)
         index_B = torch.tensor(rows, dtype=torch.int64)
-        return self._tables_GRP[group, :, :pages].index_select(0, index_B).to(device)
+        return send(self._tables_GRP[group, :, :pages].index_select(0, index_B), device)
 
     @property
     def num_groups(self) -> int:

@@ -87,6 +87,11 @@ class TierStore:
         self._seconds: dict[tuple[str, bool], float] = {}
 
     @property
+    def unit_bytes(self) -> tuple[int, ...]:
+        """Bytes of a page or slot of each group."""
+        return tuple(group.units.unit_bytes for group in self._groups)
+
+    @property
     def host_bytes(self) -> int:
         """Host memory taken so far."""
         return sum(group.host.num_bytes for group in self._groups)
@@ -168,6 +173,7 @@ class TierStore:
         group, (source, target) = move.group, (move.source, move.target)
         held = self._groups[group]
         began = time.perf_counter()
+        held.units.copy_summaries(source, target)
         self._settle((group, target))
         self._digests.pop((group, target), None)
         try:

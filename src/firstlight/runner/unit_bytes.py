@@ -22,9 +22,11 @@ class GroupUnits:
 
     def __init__(self, states: Sequence[LayerState]) -> None:
         self.layers = [unit_tensors(state) for state in states]
-        self._is_host = self.layers[0][0].device.type == "cpu"
+        summaries = [getattr(state, "summaries", None) for state in states]
+        self._summaries = [tensor for tensor in summaries if tensor is not None]
+        self.is_host = self.layers[0][0].device.type == "cpu"
         # On the host a tensor is seen as rows of bytes, without a copy.
-        layers = self.layers if self._is_host else []
+        layers = self.layers if self.is_host else []
         self._views = [[_as_bytes(tensor) for tensor in layer] for layer in layers]
         self.layer_sizes = [sum(t[0].nbytes for t in layer) for layer in self.layers]
         self.unit_bytes = sum(self.layer_sizes)
@@ -39,12 +41,17 @@ class GroupUnits:
         ends = np.cumsum(self.layer_sizes).tolist()
         return [slice(end - size, end) for end, size in zip(ends, self.layer_sizes, strict=True)]
 
+    def copy_summaries(self, source: int, target: int) -> None:
+        """Gives what layers choose a page by to its new number, where that is on the device."""
+        for tensor in self._summaries:
+            tensor[target] = tensor[source]
+
     def read(self, unit: int, row: Row) -> None:
         """Copies a unit into a row."""
         first = 0
         for index, layer in enumerate(self.layers):
             for place, tensor in enumerate(layer):
-                if self._is_host:
+                if self.is_host:
                     data = self._views[index][place][unit]
                 else:
                     data = tensor[unit].reshape(-1).view(torch.uint8).cpu().numpy()
@@ -56,7 +63,7 @@ class GroupUnits:
         first = 0
         for index, layer in enumerate(self.layers):
             for place, tensor in enumerate(layer):
-                if self._is_host:
+                if self.is_host:
                     view = self._views[index][place][unit]
                     view[:] = row[first : first + view.size]
                     first += view.size

@@ -11,9 +11,11 @@ from pathlib import Path
 from firstlight.errors import UsageError
 from firstlight.settings.objectives import OBJECTIVES, StepLimits, choose_limits
 from firstlight.settings.settings import required, setting
+from firstlight.settings.tiers import parse_tiers
 
 DTYPES = ("float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "int8")
+LOAD_FROM = ("own", "rank0")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -46,6 +48,11 @@ class ServeSettings:
     kv_dtype: str = setting(
         "auto", "type of keys, values and latents in the cache; auto is dtype", choices=KV_DTYPES
     )
+    attention: str = setting(
+        "full",
+        "earlier tokens that attention reads: full, window=4096,sinks=4 or sparse=64x32; or rules "
+        "for layers, as in 0-3: full; *: sparse=64x32",
+    )
     context: int | None = setting(
         None,
         "longest sequence, in tokens",
@@ -59,6 +66,24 @@ class ServeSettings:
         kind="bytes",
         minimum=1,
         optional_text="computed from free memory",
+    )
+    weights_budget_bytes: int | None = setting(
+        None,
+        "bytes of a rank's memory for weights, like 64GiB; what does not fit is streamed",
+        kind="bytes",
+        minimum=1,
+        optional_text="all weights stay",
+    )
+    weights_host_bytes: int = setting(
+        0,
+        "bytes of host memory for weights of a rank that do not stay on its device",
+        kind="bytes",
+        minimum=0,
+    )
+    tiers: str = setting(
+        "",
+        "where each rank keeps cache beside the device, as in host=64GiB,disk=/path:500GiB; empty "
+        "for nowhere",
     )
     block_size: int = setting(16, "tokens in a cache block", minimum=1)
     max_sequences: int = setting(64, "sequences computed in one step", minimum=1)
@@ -114,8 +139,17 @@ class ServeSettings:
     )
     skip_gate: bool = setting(False, "report ready without known answers (never in production)")
     check_digests: bool = setting(True, "check the store's digests while loading")
+    load_from: str = setting(
+        "own",
+        "who reads the store: each rank its own part, or one rank of a node for all there",
+        choices=LOAD_FROM,
+    )
+    weights_check_seconds: float = setting(
+        600.0, "time in which all weights in memory are compared once; 0 for never", minimum=0
+    )
 
     def __post_init__(self) -> None:
+        parse_tiers(self.tiers)
         problems = [text for broken, text in self._rules() if broken]
         if problems:
             raise UsageError("settings contradict each other: " + "; ".join(problems))
@@ -136,6 +170,15 @@ class ServeSettings:
                 batch is not None and self.max_sequences > batch,
                 f"max_sequences {self.max_sequences} exceeds max_batch_tokens {batch}, "
                 "and each sequence needs one token a step",
+            ),
+            (
+                self.weights_budget_bytes is not None and self.load_from != "own",
+                f"weights_budget_bytes has each rank read its own weights again and again, "
+                f"load_from {self.load_from} has one read for all; leave one of the two out",
+            ),
+            (
+                self.weights_host_bytes > 0 and self.weights_budget_bytes is None,
+                "weights_host_bytes is for what a weights_budget_bytes leaves out; give that too",
             ),
             (self.api_key == "", "api_key is empty; leave it out to ask for none"),
         ]
