@@ -1,10 +1,14 @@
 """Asks how far the planner is from what this machine does: times and memory of loads held out.
 
-Knows nothing of how predictions are made. Figures of the machine are fitted to some loads; others
-are predicted before they are run, each against a service of its own.
+Knows nothing of how predictions are made. Every load is served by an engine of its own. Figures of
+the machine are fitted to some loads; others are predicted from these alone.
 
-    python benchmarks/planner.py --store NAME=STORE ... [--threads 2] [--rounds 4] [--write]
+    python benchmarks/planner.py measure --store NAME=STORE ... --keep FILE [--threads 2]
+    python benchmarks/planner.py speed --keep FILE
+    python benchmarks/planner.py judge --keep FILE [--write]
 
+`measure` goes on where FILE ends, so that it can be run in pieces (`--most 6` loads at a time).
+`speed` times what the planner itself does with the real Kimi K3: search and rehearsals.
 With --write the numbers go to docs/benchmarks/planner.json, from which
 `python scripts/planning_guides.py` makes the page.
 """
@@ -16,10 +20,13 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from firstlight.accept.bench import run_bench
 from firstlight.accept.bench_settings import BenchSettings
@@ -40,6 +47,14 @@ from firstlight.sharding.layout import Layout
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "planner.json"
 CHUNK, BATCH, BLOCK = 256, 512, 16
+LEAST_REQUESTS = 8
+K3 = str(PAGE.parent.parent.parent / "tests" / "data" / "k3" / "full")
+_FULL = ("--context", "1M", "--concurrency", "16", "--images", "4")
+COMMANDS = {
+    "plan for 64 devices": ("plan", K3, "--devices", "64xS5000@8", *_FULL),
+    "rehearsal of 64 ranks": ("up", K3, "--rehearse", "--devices", "64xS5000@8", *_FULL),
+    "rehearsal of 1,024 ranks": ("up", K3, "--rehearse", "--devices", "1024xS5000@8", *_FULL),
+}
 # Memory of a step does not depend on time: these components are compared beside TTFT and TPOT.
 COMPONENTS = ("weights", "packed", "kv", "recurrent", "framework", "activations", "resident")
 
@@ -92,15 +107,23 @@ class Measured:
 
 
 def main() -> int:
-    """Runs the benchmark and prints the errors; with --write they are kept."""
+    """Measures, or prints the errors; with --write they are kept."""
     options = parse(sys.argv[1:])
+    kept = read(options.keep)
     try:
-        models = [one_model(*named.split("=", 1), options) for named in options.store]
+        if options.what == "measure":
+            measure(options, kept)
+            return 0
+        if options.what == "speed":
+            kept["speed"] = [timed(name, words) for name, words in COMMANDS.items()]
+            options.keep.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+            return 0
     except FirstlightError as problem:
         raise SystemExit(f"the benchmark stopped: {problem}") from None
-    data = {"machine": machine_text(options.threads), "models": models}
-    print(json.dumps([(m["name"], m["errors"]) for m in models], indent=1))
+    models = [judge(name, kept["models"][name]) for name in kept["models"]]
+    print(json.dumps({m["name"]: m["errors"] for m in models}, indent=1))
     if options.write:
+        data = {"machine": kept["machine"], "speed": kept.get("speed", []), "models": models}
         PAGE.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return 0
 
@@ -108,12 +131,50 @@ def main() -> int:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Reads the options."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--store", action="append", required=True, help="NAME=STORE, repeatable")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("what", choices=("measure", "speed", "judge"))
+    parser.add_argument("--keep", type=Path, required=True, help="file of what was measured")
+    parser.add_argument("--store", action="append", default=[], help="NAME=STORE, repeatable")
+    parser.add_argument("--threads", type=int, default=1, help="of a rank; clients need a core")
     parser.add_argument("--rounds", type=int, default=4, help="requests for each one in flight")
-    parser.add_argument("--few", action="store_true", help="two loads of each kind: a trial")
+    parser.add_argument("--most", type=int, default=1 << 20, help="loads to measure, then end")
     parser.add_argument("--write", action="store_true", help=f"keep the numbers in {PAGE}")
     return parser.parse_args(arguments)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Returns what was measured so far."""
+    if not path.exists():
+        return {"machine": "", "models": {}}
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return data
+
+
+def measure(options: argparse.Namespace, kept: dict[str, Any]) -> None:
+    """Measures the loads that are missing, and keeps each at once."""
+    kept["machine"] = machine_text(options.threads)
+    left = options.most
+    for named in options.store:
+        name, store = named.split("=", 1)
+        model = kept["models"].setdefault(name, {"store": store, "loads": {}})
+        spec = read_spec(Path(store))
+        for shape in (*FITTED, *HELD_OUT):
+            if shape.text in model["loads"] or not left:
+                continue
+            model["loads"][shape.text] = asdict(run(shape, store, spec, options))
+            options.keep.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+            left -= 1
+            say(f"{name}, {shape.text}")
+
+
+def timed(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """Runs a command to its end; returns its seconds and the most memory it held."""
+    command = [sys.executable, "-m", "firstlight.cli.main", *words]
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, _, used = os.wait4(process.pid, 0)
+    found = {"name": name, "seconds": time.perf_counter() - began, "bytes": used.ru_maxrss * 1024}
+    say(f"{name}: {found['seconds']:.1f} s, {found['bytes'] / 2**20:,.0f} MiB")
+    return found
 
 
 def machine_text(threads: int) -> str:
@@ -122,22 +183,20 @@ def machine_text(threads: int) -> str:
     return f"{platform.processor() or platform.machine()}, {threads} threads, load {load:.1f}"
 
 
-def one_model(name: str, store: str, options: argparse.Namespace) -> dict[str, object]:
+def judge(name: str, model: dict[str, Any]) -> dict[str, Any]:
     """Fits the machine's figures to some loads and predicts the others."""
-    spec = read_spec(Path(store))
+    spec = read_spec(Path(model["store"]))
     rules = PlanRules(dtype="float32", chunk_tokens=CHUNK, max_batch_tokens=BATCH, block_size=BLOCK)
     machine = Machine(model_work(spec, "float32"), Arrangement(Layout()), rules)
-    few = slice(0, 2) if options.few else slice(None)
-    seen = [(shape, run(shape, store, spec, options)) for shape in FITTED[few]]
+    loads = {text: Measured(**found) for text, found in model["loads"].items()}
+    seen = [(shape, loads[shape.text]) for shape in FITTED if shape.text in loads]
     observed = [Observation(shape.load(), m.ttft, m.tpot) for shape, m in seen]
     rates = rates_of(Fleet(1, measure_host(), 1), EXPECTED, "float32")
     fitted = fit(machine, replace(rates, measured=True), observed)
     rows = []
-    for shape in HELD_OUT[few]:
+    for shape in (shape for shape in HELD_OUT if shape.text in loads):
         predicted = machine.speed(fitted, shape.load())
-        found = run(shape, store, spec, options)
-        rows.append(row(shape, (predicted.ttft, predicted.tpot), found))
-        say(f"{name}, {shape.text}: {rows[-1]['errors']}")
+        rows.append(row(shape, (predicted.ttft, predicted.tpot), loads[shape.text]))
     return {
         "name": name,
         "rates": {
@@ -164,7 +223,7 @@ def run(shape: Shape, store: str, spec: ModelSpec, options: argparse.Namespace) 
         service.wait_ready(lambda phase: None)
         settings = BenchSettings(
             endpoint=Endpoint(service.base_url, ""),
-            num_requests=options.rounds * shape.concurrency,
+            num_requests=max(LEAST_REQUESTS, options.rounds * shape.concurrency),
             concurrency=shape.concurrency,
             input_tokens=shape.prompt,
             output_tokens=shape.output,
@@ -195,7 +254,7 @@ def component_bytes(metrics: str, name: str) -> dict[str, int]:
     return found
 
 
-def row(shape: Shape, predicted: tuple[float, float], found: Measured) -> dict[str, object]:
+def row(shape: Shape, predicted: tuple[float, float], found: Measured) -> dict[str, Any]:
     """One load: predicted and measured, and the errors as shares of what was measured."""
     errors = {
         "ttft": predicted[0] / found.ttft - 1,
@@ -210,11 +269,11 @@ def row(shape: Shape, predicted: tuple[float, float], found: Measured) -> dict[s
     }
 
 
-def summary(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, float]]:
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Median, ninth decile and worst of the absolute errors of each metric."""
     found: dict[str, dict[str, float]] = {}
     for name in ("ttft", "tpot", *COMPONENTS):
-        sizes = sorted(abs(r["errors"][name]) for r in rows if name in r["errors"])  # type: ignore[index,operator]
+        sizes = sorted(abs(r["errors"][name]) for r in rows if name in r["errors"])
         if sizes:
             found[name] = {
                 "median": statistics.median(sizes),

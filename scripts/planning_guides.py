@@ -14,16 +14,14 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from firstlight.accept.plan_report import fleets_report
-from firstlight.accept.report import format_cell
 from firstlight.cli.main import main as command
 from firstlight.models.spec import ModelSpec, read_model_spec
 from firstlight.planning.arrangement import Arrangement
 from firstlight.planning.constants import EXPECTED, OPTIMISTIC, PESSIMISTIC
 from firstlight.planning.cost import CostModel
-from firstlight.planning.explain import milli, short_count
+from firstlight.planning.explain import short_count
 from firstlight.planning.fleets import find_fleets
 from firstlight.planning.hardware import parse_fleet
 from firstlight.planning.memory import plan_memory
@@ -33,13 +31,13 @@ from firstlight.planning.search import Question, most_sequences
 from firstlight.planning.work import ModelWork, model_work
 from firstlight.planning.workload import PlanRules, Workload
 from firstlight.sharding.layout import Layout
+from planner_errors import machine_lines, table
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "tests" / "data" / "k3" / "full" / "config.json"
 SELECTION = ROOT / "docs" / "guides" / "hardware-selection.md"
 PLANNING = ROOT / "docs" / "guides" / "planning.md"
 ERRORS = ROOT / "docs" / "benchmarks" / "planner.md"
-MEASURED = ROOT / "docs" / "benchmarks" / "planner.json"
 GIB = 2**30
 SCENARIOS = (OPTIMISTIC, EXPECTED, PESSIMISTIC)
 
@@ -54,12 +52,6 @@ The prompt rate of one card (pp 16) lies above its band: the model takes prompts
 matrix products of that size, and probably too little for the recurrence and the convolutions.
 
 ## What fits
-"""
-MACHINE_HEAD = """## A running engine on one machine
-
-Made by `python benchmarks/planner.py --store NAME=STORE ... --write` ({machine}). Figures of the
-machine were fitted to other loads; each load below was predicted, then served by an engine of its
-own. Errors are shares of what was measured: predicted 100 and measured 80 is +25 %.
 """
 SELECTION_HEAD = """# Which hardware for Kimi K3
 
@@ -78,7 +70,9 @@ Made by `python scripts/planning_guides.py`; the output below is the command's o
 config of Kimi K3. `plan` reads the config alone: no weights, no device, no torch.
 
 * Weights are exact, from the rule table; caches as the engine's allocator rounds them.
-* `--reserve-share` (20 %) of each device is kept for framework and driver.
+* `--reserve-share` (20 %) of each device is kept for framework and driver; a model that reads
+  images keeps `--encoder-cache-bytes` (256 MiB) for features of images.
+* Caches are of the compute type, or of `--cache-dtype`; `serve` has int8, other engines fp8.
 * Times are predictions: expected, and between which ends they may lie. A figure that a vendor did
   not publish is a range and widens the band.
 * `--plan-path` keeps the plan as JSON, `--picture` draws it, `--emit` gives launch settings,
@@ -99,7 +93,8 @@ firstlight up MODEL --rehearse --plan plan.json
 * A start is refused by the sentence the plan is refused with, before a weight is read.
   `--memory-bytes` gives both the memory of a device.
 * Every start is audited: weights, packed weights, caches and recurrent state when they are
-  allocated; framework, activations and resident memory at the largest step so far. More than 3 %
+  allocated; features of images as they are kept; framework, activations and resident memory at the
+  largest step so far. More than 3 %
   off is named in the timeline, in `/startup` and by `up`; `memory_predicted_bytes` and
   `memory_actual_bytes` in `/metrics` have both numbers. A store keeps them in `audit/starts.jsonl`,
   and the next start takes what the framework took from there.
@@ -173,8 +168,12 @@ class Claim:
 ANY = 1 << 20
 CLAIMS = (
     Claim(
+        *("16xH200", Layout(tp=16), 32768, 0.15),
+        *("few: 5 at most (vLLM recipe)", 1, 8),
+    ),
+    Claim(
         *("16xH200", Layout(tp=16), 32768, 0.2),
-        *("5 at most, and out of memory (vLLM recipe, vllm-project/recipes#698)", 0, 8),
+        *("out of memory (vllm-project/recipes#698)", 0, 0),
     ),
     Claim("8xB300", Layout(tp=8), 1 << 20, 0.15, "fits (vLLM and SGLang recipes)", 1, ANY, 1),
     Claim("8xMI325X", Layout(tp=8), 32768, 0.1, "fits (vllm-project/vllm#50817)", 1, ANY),
@@ -249,15 +248,6 @@ def _prefill(work: ModelWork, layout: Layout, measured: float) -> Compared:
     return Compared(what, "SGLang cookbook", measured, Band(middle, worst, best), "1/s")
 
 
-def table(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
-    """Returns a Markdown table."""
-    lines = ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
-    for row in rows:
-        cells = (c if isinstance(c, str) else format_cell(c) for c in row)  # type: ignore[arg-type]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
-
-
 def errors_page(work: ModelWork) -> str:
     """Returns the page that compares predictions with published measurements."""
     rows: list[tuple[object, ...]] = []
@@ -287,42 +277,6 @@ def errors_page(work: ModelWork) -> str:
         *machine_lines(),
     ]
     return "\n".join(lines)
-
-
-def machine_lines() -> list[str]:
-    """Returns the comparison with a running engine, if the benchmark has left one."""
-    if not MEASURED.exists():
-        return []
-    data = json.loads(MEASURED.read_text(encoding="utf-8"))
-    lines = [MACHINE_HEAD.format(machine=data["machine"])]
-    for model in data["models"]:
-        errors: list[tuple[object, ...]] = [
-            (name, *(f"{found[rank]:.1%}" for rank in ("median", "p90", "worst")))
-            for name, found in model["errors"].items()
-        ]
-        lines += [
-            f"### {model['name']}",
-            "",
-            *table(("metric", "median error", "p90", "worst"), errors),
-            "",
-            *table(
-                ("load", "TTFT", "predicted", "TPOT", "predicted", "resident", "predicted"),
-                [_machine_row(row) for row in model["rows"]],
-            ),
-            "",
-        ]
-    return lines
-
-
-def _machine_row(row: dict[str, Any]) -> tuple[object, ...]:
-    shape, measured, predicted = row["shape"], row["measured"], row["predicted"]
-    cells: list[object] = [
-        f"{shape['prompt']} in, {shape['output']} out, {shape['concurrency']} at once"
-    ]
-    for name in ("ttft", "tpot"):
-        cells += [milli(measured[name]), milli(predicted[name])]
-    held = (measured.get("resident", 0), predicted.get("resident", 0))
-    return (*cells, *(f"{size / 2**20:,.0f} MiB" for size in held))
 
 
 def _band(band: Band) -> str:

@@ -5,6 +5,7 @@ import pytest
 
 from firstlight.models.spec import ModelSpec, read_model_spec
 from firstlight.planning.work import ModelWork, model_work
+from tiny_models import tiny_config
 
 DATA = Path(__file__).parent.parent / "data" / "k3"
 
@@ -44,3 +45,9 @@ def dense() -> ModelSpec:
         "tie_word_embeddings": False,
     }
     return read_model_spec(config)
+
+
+@pytest.fixture(scope="session")
+def windowed() -> ModelSpec:
+    """A dense model half of whose layers look back 16 tokens."""
+    return read_model_spec(tiny_config("qwen2-window"))

@@ -7,7 +7,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from firstlight.cache.manager import distinct_specs
-from firstlight.kernels.builtin import reference_kernels
+from firstlight.kernels.builtin import builtin_kernels, machine_query, reference_kernels
+from firstlight.kernels.native import load_native
+from firstlight.kernels.registry import KernelSet
 from firstlight.layers.packed_batch import PackedBatch
 from firstlight.models.kimi_k3.vision import ImageProjector, VisionTower
 from firstlight.models.kimi_k3.vision_config import VisionConfig
@@ -15,6 +17,7 @@ from firstlight.models.spec import read_model_spec
 from firstlight.planning.activations import StepShape, activation_bytes, encoder_bytes
 from firstlight.planning.work import model_work
 from firstlight.runner.cache_tensors import CacheShape, allocate_states
+from firstlight.runner.live_tensors import LiveTensors
 from firstlight.sharding.layout import Layout
 
 CPU = torch.device("cpu")
@@ -35,8 +38,11 @@ def peak_bytes(work: Callable[[], object]) -> int:
     return most
 
 
-def whole_pass(spec, dtype: torch.dtype, tokens: int, context: int) -> Callable[[], object]:
-    module = spec.family.builder()(spec.config, reference_kernels(), spec.context_length)
+def whole_pass(
+    spec, dtype: torch.dtype, tokens: int, context: int, kernels: KernelSet | None = None
+) -> Callable[[], object]:
+    kernels = kernels or reference_kernels()
+    module = spec.family.builder()(spec.config, kernels, spec.context_length)
     for parameter in module.parameters():
         if parameter.dtype != torch.uint8:
             parameter.data = torch.randn(parameter.shape).mul(0.05).to(dtype)
@@ -78,6 +84,26 @@ def test_a_step_of_a_dense_model_needs_what_is_planned(dense, name, tokens, cont
     shape = StepShape(tokens, tokens, context, sequences=1)
     planned = activation_bytes(model_work(dense, name), Layout(), shape)
     assert planned == pytest.approx(measured, rel=0.10), f"{planned / measured - 1:+.1%}"
+
+
+@pytest.mark.skipif(load_native().module is None, reason="no native kernels here")
+@pytest.mark.parametrize("name", ["mini", "dense"])
+@pytest.mark.parametrize(("tokens", "context"), [(64, 64), (256, 256), (128, 2048)])
+def test_a_step_of_native_kernels_needs_what_is_planned(request, name, tokens, context):
+    spec, kernels = request.getfixturevalue(name), builtin_kernels().resolve(machine_query())
+    native = {line.partition(": ")[0] for line in kernels.describe() if ": native" in line}
+    if not {"paged_attention", "latent_attention"} <= native:
+        pytest.skip("this processor lacks what native attention needs")
+    work = whole_pass(spec, torch.float32, tokens, context, kernels)
+    with torch.inference_mode():
+        work()  # what kernels keep for themselves is no step's
+    measured = peak_bytes(work)
+    shape = StepShape(tokens, tokens, context, sequences=1)
+    planned = activation_bytes(model_work(spec, "float32"), Layout(), shape, native)
+    assert planned == pytest.approx(measured, rel=0.05), f"{planned / measured - 1:+.1%}"
+    with torch.inference_mode(), LiveTensors() as live:
+        work()
+    assert live.peak_bytes == pytest.approx(measured, rel=0.02)
 
 
 @pytest.mark.parametrize("side", [16, 32, 48])

@@ -1,18 +1,29 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstlight.engine.sizing import CacheNeeds, plan_caches
+from firstlight.planning.activations import encoder_bytes
 from firstlight.planning.arrangement import Arrangement, arrangements
 from firstlight.planning.hardware import parse_fleet
-from firstlight.planning.memory import CacheNeed, cache_bytes, plan_memory, recurrent_bytes
+from firstlight.planning.memory import (
+    CacheNeed,
+    HeldCaches,
+    cache_bytes,
+    held_cache_bytes,
+    plan_memory,
+    recurrent_bytes,
+)
 from firstlight.planning.search import most_context, most_sequences
 from firstlight.planning.workload import PlanRules, Workload
+from firstlight.runner.cache_tensors import CacheShape, allocate_states, state_bytes
 from firstlight.sharding.layout import Layout
 
 FLEET = parse_fleet("8xS5000@8")
+RULES = PlanRules()
 MILLION = 1024 * 1024
 
 
@@ -30,28 +41,41 @@ def test_caches_of_one_kimi_k3_sequence_of_a_million_tokens(k3):
     assert round(one_sequence / 1e9, 2) == 29.44
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
-    tp=st.sampled_from([1, 2, 4]),
+    name=st.sampled_from(["mini", "dense", "windowed"]),
+    tp=st.sampled_from([1, 2]),
     sequences=st.integers(1, 9),
     context=st.integers(1, 700),
     block_size=st.sampled_from([1, 4, 16]),
+    chunk=st.sampled_from([None, 1, 8, 100]),
+    kv_dtype=st.sampled_from(["auto", "int8"]),
 )
 def test_an_engine_given_the_planned_budget_holds_the_load(
-    mini, tp, sequences, context, block_size
+    request, name, tp, sequences, context, block_size, chunk, kv_dtype
 ):
-    need = CacheNeed(mini.states, tp, 4, block_size, sequences, context)
+    """And what its ranks then allocate is what was planned, to the byte."""
+    states = request.getfixturevalue(name).states
+    more = {"chunk_tokens": chunk, "kv_dtype": kv_dtype}
+    need = CacheNeed(states, tp, 4, block_size, sequences, context, **more)
     budget = sum(cache_bytes(need).values())
-    needs = CacheNeeds(mini.states, block_size, tp, 4, sequences, context)
+    needs = CacheNeeds(states, block_size, tp, 4, sequences, context, chunk, kv_dtype)
     plan = plan_caches(needs, available=budget, budget=budget)
     assert plan.num_blocks == sequences * needs.blocks_per_sequence + 1
-    assert plan.num_slots >= sequences + 1
-    assert plan.num_bytes <= budget
+    assert plan.num_slots >= needs.live_slots
+    held = HeldCaches(plan.num_blocks, block_size, plan.num_slots, plan.window_blocks, kv_dtype)
+    planned = held_cache_bytes(states, held, tp=tp, element_bytes=4)
+    shape = CacheShape(
+        *(plan.num_blocks, block_size, tp, torch.float32, torch.device("meta"), plan.num_slots),
+        *(plan.window_blocks, kv_dtype),
+    )
+    assert state_bytes(allocate_states(states, shape)) == sum(planned.values()) == plan.num_bytes
+    assert budget >= plan.num_bytes
 
 
-def memory(work, layout, **asked):
+def memory(work, layout, rules=RULES, **asked):
     load = Workload(**{"context": 2048, "concurrency": 4, "input_tokens": 64, **asked})
-    return plan_memory(work, Arrangement(layout), FLEET, load, PlanRules())
+    return plan_memory(work, Arrangement(layout), FLEET, load, rules)
 
 
 @settings(max_examples=40, deadline=None)
@@ -76,13 +100,27 @@ def test_components_are_found_under_the_names_the_engine_measures(mini_work):
 
 
 def test_logits_are_made_in_the_last_stage_and_images_read_in_the_first(mini_work):
-    few, more = (memory(mini_work, Layout(pp=2), concurrency=n, images=1) for n in (4, 6))
+    """Steps of a token each: logits as they come, in fp32, and two copies a choice makes."""
+    rules = PlanRules(chunk_tokens=1, max_batch_tokens=1)
+    many = (6400, 6402)
+    few, more = (memory(mini_work, Layout(pp=2), rules, concurrency=n, images=1) for n in many)
     grown = [
         after.components["activations"] - before.components["activations"]
         for before, after in zip(few.stages, more.stages, strict=True)
     ]
-    assert grown == [0, 2 * mini_work.vocab * (2 + 4)]
+    assert grown == [0, 2 * mini_work.vocab * (2 + 4 + 2 * 4)]
     assert few.stages[0].components["encoder"] > 0 == few.stages[1].components["encoder"]
+
+
+def test_features_of_images_have_what_the_engine_keeps_for_them_or_more(mini_work):
+    rules = PlanRules(encoder_cache_bytes=1 << 20)
+    none, one, many = (memory(mini_work, Layout(), rules, images=n).stages[0] for n in (0, 1, 9))
+    patches = 1024 * mini_work.vision.patches_per_feature
+    beside = encoder_bytes(mini_work, patches)
+    features = 1024 * mini_work.hidden * 2
+    assert none.components["encoder"] == 1 << 20
+    assert one.components["encoder"] == (1 << 20) + beside
+    assert many.components["encoder"] == 9 * features + beside > (1 << 20) + beside
 
 
 def test_a_fifth_of_each_device_is_kept_unless_said_otherwise(mini_work):

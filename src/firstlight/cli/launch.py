@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from firstlight.checkpoint.store_names import MODEL_FOLDER, is_store
+from firstlight.cli.device_facts import DeviceFacts, device_facts
 from firstlight.engine.process import EngineProcess
 from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import cache_needs, plan_caches
@@ -28,7 +29,6 @@ from firstlight.errors import ConfigError
 from firstlight.models.spec import ModelSpec
 from firstlight.planning.plan_file import read_plan
 from firstlight.planning.start import check_plan, check_start, start_load
-from firstlight.runner.memory import first_device
 from firstlight.runner.model_path import read_spec
 from firstlight.settings.serve import ServeSettings
 from firstlight.sharding.layout import Layout
@@ -61,10 +61,11 @@ def launch(settings: ServeSettings) -> int:
     configure_logging(settings.log_level)
     folder = make_socket_folder()
     try:
-        engine_settings = make_engine_settings(settings, folder, started)
-        free = first_device(engine_settings.device, settings.tp).available_bytes()
+        device = device_facts(settings.device, settings.tp, settings.dtype)
+        engine_settings = make_engine_settings(settings, folder, started, device.name)
+        free = device.available_bytes
         check_start(spec, start_load(settings, spec, free_bytes=free, plan=plan))
-        check_cache_fits(engine_settings, spec)
+        check_cache_fits(engine_settings, spec, device)
         return _run(settings, spec, listener, engine_settings)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -91,39 +92,26 @@ def _end(signal_number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def check_cache_fits(settings: EngineSettings, spec: ModelSpec) -> None:
+def check_cache_fits(settings: EngineSettings, spec: ModelSpec, device: DeviceFacts) -> None:
     """Refuses a cache that cannot hold one sequence, from the memory that is free before loading.
 
-    Raises UsageError for a context the model lacks, OutOfBudget with ways out in numbers,
-    EnvironmentProblem for a device that cannot serve. Ranks
+    Raises UsageError for a context the model lacks, OutOfBudget with ways out in numbers. Ranks
     that have loaded are asked again, and have less.
     """
-    device = first_device(settings.device, settings.tp)
-    device.require_fit(settings.dtype)
     plan_caches(
         cache_needs(settings, spec),
-        available=device.available_bytes(),
+        available=device.available_bytes,
         budget=settings.kv_budget_bytes,
         owned=device.owned,
     )
 
 
-def device_name(asked: str) -> str:
-    """Returns the platform to run on; only asking for another than the CPU loads anything.
-
-    Raises UsageError for an unknown one, EnvironmentProblem for one that cannot be used here.
-    """
-    if asked == "cpu":
-        return asked
-    from firstlight.platforms.find import find_platform
-
-    return find_platform(asked).name
-
-
 def make_engine_settings(
-    settings: ServeSettings, directory: Path, started: float
+    settings: ServeSettings, directory: Path, started: float, device: str
 ) -> EngineSettings:
-    """Returns what the engine process is told; `directory` holds the sockets between processes."""
+    """Returns what the engine process is told; `directory` holds the sockets between processes,
+    `device` is the platform's name.
+    """
     cores, limits = len(os.sched_getaffinity(0)), settings.step_limits
     return EngineSettings(
         model=str(settings.model),
@@ -134,7 +122,7 @@ def make_engine_settings(
         ep=settings.ep,
         dtype=settings.dtype,
         kv_dtype=settings.kv_dtype,
-        device=device_name(settings.device),
+        device=device,
         threads=settings.threads_per_rank(cores),
         context_length=settings.context,
         kv_budget_bytes=settings.kv_budget_bytes,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from firstlight.cli.options import AsJson, options_from
 from firstlight.cli.outcome import show
 from firstlight.errors import BadInput, UsageError
+from firstlight.settings.serve import ServeSettings
 from firstlight.settings.settings import required, resolve_flags, setting
 
 if TYPE_CHECKING:
@@ -67,7 +68,13 @@ class PlanFlags:
         False, "let ranks share out the latent cache (other engines can)"
     )
     dtype: str = setting("bfloat16", "compute type", choices=("float32", "bfloat16", "float16"))
-    cache_dtype: str = setting("same", "type of cached values", choices=("same", "fp8"))
+    cache_dtype: str = setting("same", "type of cached values", choices=("same", "int8", "fp8"))
+    encoder_cache_bytes: int = setting(
+        ServeSettings.encoder_cache_bytes,
+        "bytes for features of images, on each rank, of a model that reads any",
+        kind="bytes",
+        minimum=0,
+    )
     reserve_share: float = setting(0.2, "part of each device kept for framework and driver")
     block_size: int = setting(16, "tokens in a cache block", minimum=1)
     chunk_tokens: int = setting(2048, "tokens of a prompt in one step", kind="count", minimum=1)
@@ -185,6 +192,8 @@ def _rules(given: PlanFlags) -> PlanRules:
         chunk_tokens=given.chunk_tokens,
         max_batch_tokens=given.max_batch_tokens,
         cache_element_bytes=1 if given.cache_dtype == "fp8" else None,
+        kv_dtype="int8" if given.cache_dtype == "int8" else "auto",
+        encoder_cache_bytes=given.encoder_cache_bytes,
         reserve_share=given.reserve_share,
         storage_rate=float(given.storage_rate),
         context_parallel=given.context_parallel,

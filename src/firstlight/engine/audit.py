@@ -6,16 +6,17 @@ Plans for this very start, with or without a plan file; knows neither report nor
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from firstlight.cache.cache_group import RECURRENT, CacheUsage
 from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import CachePlan
+from firstlight.engine.step_images import StepImage, StepImages
 from firstlight.errors import BadInput
 from firstlight.metrics.events import MemoryMeasured, Recorder
 from firstlight.models.spec import ModelSpec
-from firstlight.planning.activations import StepShape, activation_bytes
+from firstlight.planning.activations import StepShape, encoder_bytes, step_bytes
 from firstlight.planning.audit import (
     AuditRecord,
     Compared,
@@ -25,8 +26,9 @@ from firstlight.planning.audit import (
     read_history,
 )
 from firstlight.planning.constants import HOST_FRAMEWORK_BYTES
-from firstlight.planning.memory import HeldCaches, held_cache_bytes, logits_bytes
+from firstlight.planning.memory import HeldCaches, feature_bytes, held_cache_bytes
 from firstlight.planning.packed import packed_bytes
+from firstlight.planning.weights import held_bytes
 from firstlight.planning.work import model_work
 from firstlight.runner.protocol import CachesAllocated, RankLoaded, StepDone
 from firstlight.schedule.step import StepPlan
@@ -51,7 +53,10 @@ class Audit:
         self._framework = HOST_FRAMEWORK_BYTES
         self._packed: int | None = None
         self._held: dict[int, int] = {}
-        self._block_bytes = 0
+        self._native: frozenset[str] = frozenset()
+        self._images = StepImages()
+        self._features: dict[str, int] = {}
+        self._touched = 0
         self._path = history_path(Path(settings.model))
         self._earlier = _earlier(self._path)
 
@@ -68,7 +73,9 @@ class Audit:
     def loaded(self, reports: Sequence[RankLoaded]) -> None:
         """Takes in what ranks held once their weights were there."""
         table = self._work.table
-        planned = sum(table.stage_bytes(self._layout, 0).values())
+        budget = self._settings.weights_budget_bytes
+        planned = sum(held_bytes(self._spec, table, self._layout, 0, budget).values())
+        self._native = frozenset(_native_operations(reports[0].kernels))
         known = last_measured(self._earlier, "framework/")
         self._framework = known or HOST_FRAMEWORK_BYTES
         for report in reports:
@@ -77,6 +84,7 @@ class Audit:
             self._held[report.rank] = report.packed_bytes or report.weights_allocated
             if report.packed_bytes:
                 sizes = packed_bytes(table, self._layout, report.stored)
+                sizes = sizes if budget is None else None  # only what stays is packed
                 self._packed = report.packed_bytes if sizes is None else sizes[0]
                 if sizes is not None:
                     self._note(f"packed/{report.rank}", sizes[0], report.packed_bytes)
@@ -86,11 +94,16 @@ class Audit:
     def caches(self, reports: Sequence[CachesAllocated], plan: CachePlan) -> None:
         """Takes in what ranks allocated for caches of the blocks and slots they were given."""
         settings = self._settings
-        held = HeldCaches(plan.num_blocks, settings.block_size, plan.num_slots, plan.window_blocks)
+        held = HeldCaches(
+            plan.num_blocks,
+            settings.block_size,
+            plan.num_slots,
+            plan.window_blocks,
+            settings.kv_dtype,
+        )
         size = self._work.table.element_bytes
         sizes = held_cache_bytes(self._spec.states, held, tp=settings.tp, element_bytes=size)
         slots = sizes.pop(RECURRENT, 0)
-        self._block_bytes = plan.paged_bytes // max(1, plan.num_blocks)
         for report in reports:
             paged = report.allocated_bytes - report.recurrent_bytes
             self._note(f"kv/{report.rank}", sum(sizes.values()), paged)
@@ -98,8 +111,7 @@ class Audit:
                 self._note(f"recurrent/{report.rank}", slots, report.recurrent_bytes)
             if self._on_host and report.rest_bytes:
                 # Caches are given memory as they are used: none has any yet.
-                beside = report.rest_bytes - self._held.get(report.rank, 0)
-                self._note(f"framework/{report.rank}", self._framework, beside)
+                self._note_framework(report.rank, report.rest_bytes, touched=0)
 
     def step(
         self, plan: StepPlan, done: Sequence[StepDone], usage: Callable[[], CacheUsage]
@@ -107,22 +119,51 @@ class Audit:
         """Takes in a step; ranks measure those that are larger than all before. `usage` counts the
         cache, for those alone.
         """
-        if not done[0].activation_bytes:
+        encoded = self._images.reached(plan)
+        if encoded:
+            self._keep_images(encoded, done)
+        if not (done[0].activation_bytes or done[0].step_peak_bytes):
             return
+        planned = self._step_bytes(plan, encoded)
+        if self._on_host:
+            self._touched = max(self._touched, _touched(usage()))
+        for report in done:
+            if report.activation_bytes:
+                self._note(f"activations/{report.rank}", planned, report.activation_bytes)
+            if self._on_host:
+                self._note_resident(report, planned)
+
+    def _step_bytes(self, plan: StepPlan, encoded: Sequence[StepImage]) -> int:
         shape = StepShape(
             tokens=plan.num_tokens,
             span=max(step.count for step in plan.steps),
             context=max(step.start + step.count for step in plan.steps),
             sequences=max(1, sum(step.sample for step in plan.steps)),
         )
-        planned = activation_bytes(self._work, self._layout, shape)
-        planned += logits_bytes(self._work, shape.sequences)
-        touched = self._touched(usage()) if self._on_host else 0
+        planned = step_bytes(self._work, self._layout, shape, self._native)
+        patches = [encoder_bytes(self._work, image.num_patches) for image in encoded]
+        return max([planned, *patches])
+
+    def _keep_images(self, encoded: Sequence[StepImage], done: Sequence[StepDone]) -> None:
+        """Compares features kept with those of all images seen, as long as the cache has room."""
+        self._features |= {image.digest: image.num_tokens for image in encoded}
+        planned = feature_bytes(self._work, list(self._features.values()))
+        if planned > self._settings.encoder_cache_bytes:
+            return
         for report in done:
-            self._note(f"activations/{report.rank}", planned, report.activation_bytes)
-            if self._on_host:
-                whole = self._framework + (self._packed or 0) + touched + planned
-                self._note(f"resident/{report.rank}", whole, report.peak_bytes)
+            if report.encoder_bytes:
+                self._note(f"encoder/{report.rank}", planned, report.encoder_bytes)
+
+    def _note_resident(self, report: StepDone, planned: int) -> None:
+        beside = self._held.get(report.rank, 0) + self._touched
+        self._note_framework(report.rank, report.resident_bytes, touched=self._touched)
+        if report.step_peak_bytes:
+            whole = self._framework + beside + planned
+            self._note(f"resident/{report.rank}", whole, report.step_peak_bytes)
+
+    def _note_framework(self, rank: int, resident: int, *, touched: int) -> None:
+        beside = resident - self._held.get(rank, 0) - touched
+        self._note(f"framework/{rank}", self._framework, beside)
 
     def keep(self) -> None:
         """Writes this start into the history beside the store; a store on a medium that cannot be
@@ -144,17 +185,24 @@ class Audit:
         except OSError:
             return
 
-    def _touched(self, usage: CacheUsage) -> int:
-        """Bytes of blocks that have been written: caches are given memory as they are used."""
-        paged = [group for group in usage.groups if group.kind != RECURRENT]
-        share = max((group.used + group.cached) / group.usable for group in paged)
-        return int(share * max(group.usable for group in paged)) * self._block_bytes
-
     def _note(self, component: str, planned: int, measured: int) -> None:
         self._found[component] = Compared(component, planned, measured)
         self._recorder.record(
             MemoryMeasured(component=component, predicted_bytes=planned, actual_bytes=measured)
         )
+
+
+def _touched(usage: CacheUsage) -> int:
+    """Bytes of blocks and slots that were written: caches are given memory as they are used."""
+    return sum((group.used + group.cached) * group.unit_bytes for group in usage.groups)
+
+
+def _native_operations(kernels: Sequence[str]) -> Iterator[str]:
+    """The operations whose kernel is a native one, of lines that describe the choice."""
+    for line in kernels:
+        name, _, chosen = line.partition(": ")
+        if chosen.startswith("native"):
+            yield name
 
 
 def _earlier(path: Path | None) -> tuple[AuditRecord, ...]:

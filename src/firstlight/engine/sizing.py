@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from firstlight.cache.manager import blocks_for, check_specs, distinct_specs
-from firstlight.cache.paged_group import group_blocks, most_blocks_held, window_of
+from firstlight.cache.paged_group import group_blocks
 from firstlight.engine.settings import EngineSettings
 from firstlight.errors import OutOfBudget, UsageError
 from firstlight.models.spec import ModelSpec
+from firstlight.planning.memory import window_blocks
 from firstlight.sharding.state_spec import StateSpec, cached_token_bytes
 from firstlight.units import format_bytes
 
@@ -75,15 +76,13 @@ class CacheNeeds:
         """Blocks of groups by their window, when others have `num_blocks`: all that sequences can
         hold at once, where that is less.
         """
-        if self.chunk_tokens is None:
-            return {}
-        most = {
-            window: most_blocks_held(window, self.chunk_tokens, self.block_size)
-            for state in self.states
-            if (window := window_of(state)) is not None
-        }
-        caps = {window: self.max_sequences * held + 1 for window, held in most.items()}
-        return {window: cap for window, cap in caps.items() if cap < num_blocks}
+        return window_blocks(
+            self.states,
+            num_blocks,
+            self.max_sequences,
+            chunk_tokens=self.chunk_tokens,
+            block=self.block_size,
+        )
 
     def paged_bytes(self, num_blocks: int) -> int:
         """Bytes on one rank of all paged groups."""

@@ -12,14 +12,19 @@ from dataclasses import dataclass, replace
 from math import log
 
 from firstlight.planning.arrangement import Arrangement
-from firstlight.planning.predict import Speed, speed
+from firstlight.planning.cost import CostModel
 from firstlight.planning.rates import Rates
+from firstlight.planning.simulate import Served, simulate
 from firstlight.planning.work import ModelWork
 from firstlight.planning.workload import PlanRules, Workload
 
 # Factors by which a figure is changed in turn; each round takes a finer one.
 _FACTORS = (3.0, 1.7, 1.3, 1.1, 1.04, 1.015)
 _PASSES = 6
+# Shares of the memory's rate from which a search begins.
+_STARTS = (0.25, 1.0, 4.0)
+# Where the search for the engine's work for a sequence and for a request begins.
+_SEQUENCE, _REQUEST = 5e-5, 2e-3
 
 
 @dataclass(frozen=True)
@@ -39,32 +44,47 @@ class Machine:
     arrangement: Arrangement
     rules: PlanRules
 
-    def speed(self, rates: Rates, load: Workload) -> Speed:
+    def speed(self, rates: Rates, load: Workload) -> Served:
         """The prediction for a load."""
-        return speed(self.work, self.arrangement, rates, load, self.rules)
+        size = self.rules.cache_element_bytes or self.work.table.element_bytes
+        model = CostModel(self.work, self.arrangement, rates, size, self.rules.kv_dtype)
+        return simulate(model, self.arrangement.sequences_each(load.concurrency), load, self.rules)
 
 
 def fit(machine: Machine, start: Rates, observations: Sequence[Observation]) -> Rates:
     """Returns rates under which the times of all observations are nearest, by squared logarithms.
 
-    Looks for a better value of one figure after the other in ever smaller steps. Rates of a device
-    whose figures were measured stay figures of that device: operations reach all of them.
+    Looks for a better value of one figure after the other in ever smaller steps, from several
+    places, for a search of that kind may end in a hollow. Rates of a device whose figures were
+    measured stay figures of that device: operations reach all of them.
     """
-    known = replace(start.constants, memory=1.0, matrix=1.0, overlap=0.0, imbalance=1.0)
-    best = replace(start, constants=known, measured=True)
+    known = replace(
+        start.constants,
+        **{"memory": 1.0, "matrix": 1.0, "overlap": 0.0, "imbalance": 1.0},
+        **{"sequence": _SEQUENCE, "request": _REQUEST},
+    )
+    given = replace(start, constants=known, measured=True)
+    found = [_search(machine, _memory(given, share), observations) for share in _STARTS]
+    return min(found, key=lambda one: one[1])[0]
+
+
+def _search(
+    machine: Machine, best: Rates, observations: Sequence[Observation]
+) -> tuple[Rates, float]:
+    """Returns the best rates near those given, and their error."""
     error = error_of(machine, best, observations)
     for factor in _FACTORS:
         for _ in range(_PASSES):
             before = error
             for change in (factor, 1 / factor):
-                for vary in (_memory, _matrix, _kernel, _host):
+                for vary in (_memory, _matrix, _kernel, _host, _sequence, _request):
                     tried = vary(best, change)
                     found = error_of(machine, tried, observations)
                     if found < error:
                         best, error = tried, found
             if error == before:
                 break
-    return best
+    return best, error
 
 
 def error_of(machine: Machine, rates: Rates, observations: Sequence[Observation]) -> float:
@@ -92,3 +112,13 @@ def _kernel(rates: Rates, factor: float) -> Rates:
 def _host(rates: Rates, factor: float) -> Rates:
     known = rates.constants
     return replace(rates, constants=replace(known, host=known.host * factor))
+
+
+def _sequence(rates: Rates, factor: float) -> Rates:
+    known = rates.constants
+    return replace(rates, constants=replace(known, sequence=known.sequence * factor))
+
+
+def _request(rates: Rates, factor: float) -> Rates:
+    known = rates.constants
+    return replace(rates, constants=replace(known, request=known.request * factor))

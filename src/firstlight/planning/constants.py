@@ -38,7 +38,8 @@ class Constants:
     graph. `link` and `network`: latency of a small collective within an island and beyond.
     `link_share` and `network_share`: of the link rate in large messages. `overlap`: share of
     collective time hidden under compute in prompts. `imbalance`: load of the fullest rank over the
-    mean, beyond what chance alone gives. `host`: work of the engine between steps.
+    mean, beyond what chance alone gives. `host`: work of the engine between steps; `sequence`: more
+    of it for each sequence in a step; `request`: reading a request before the engine has it.
     """
 
     memory: float
@@ -51,6 +52,8 @@ class Constants:
     overlap: float
     imbalance: float
     host: float
+    sequence: float = 0.0
+    request: float = 0.0
 
 
 # kernel: NVIDIA, "Getting started with CUDA Graphs" (2.9 us of work, 3.4 us with graph replay for a

@@ -5,6 +5,7 @@ Knows no request: a step is so many tokens of so many sequences with so much pas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log, sqrt
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from firstlight.planning.arrangement import Arrangement
 from firstlight.planning.rates import Rates
 from firstlight.planning.work import LayerKind, Matmul, ModelWork, state_work
 from firstlight.sharding.layout import Layout, stage_layers
+from firstlight.sharding.state_spec import cached_token_bytes
 
 # Values a layer reads and writes beside its matrices, in widths of the residual stream.
 _STREAM_PASSES = 12
@@ -58,6 +60,7 @@ class CostModel:
     arrangement: Arrangement
     rates: Rates
     cache_element_bytes: int
+    kv_dtype: str = "auto"
 
     @property
     def layout(self) -> Layout:
@@ -78,6 +81,21 @@ class CostModel:
             last = stage == layout.pp - 1
             found.append(spent.plus(head if last else hand_over))
         return found
+
+    def joint(self, steps: Sequence[Step]) -> float:
+        """Returns the time of several parts computed as one step on one stage: matrices see the
+        tokens of all, attention each part for itself.
+        """
+        tokens = sum(step.tokens for step in steps)
+        rows = sum(step.sequences for step in steps)
+        whole = Step(tokens, rows, 0.0)
+        seconds = self._head(whole).total
+        for kind in self.work.kinds:
+            each = sum(self._matmul(matmul, whole) for matmul in kind.matmuls)
+            each += sum(self._attention(kind, step) for step in steps)
+            each += self._small(kind, whole) + self._collectives(kind, whole)
+            seconds += each * len(kind.layers)
+        return seconds
 
     def layer(self, kind: LayerKind, step: Step) -> Spent:
         """Returns the time of one layer."""
@@ -118,8 +136,9 @@ class CostModel:
     def _attention(self, kind: LayerKind, step: Step) -> float:
         state, layout = kind.state, self.layout
         cost = state_work(state, self.work.facts, layout.tp)
-        per_token = state.token_bytes(layout.tp, self.cache_element_bytes)
-        fixed = state.sequence_bytes(layout.tp, self.cache_element_bytes)
+        size = self.cache_element_bytes
+        per_token = cached_token_bytes(state, layout.tp, size, self.kv_dtype)
+        fixed = state.sequence_bytes(layout.tp, size)
         past = step.past
         window = getattr(state, "window", None)
         if window is not None:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from firstlight.planning.hardware import Fleet
 from firstlight.planning.plan_file import PlanFile
+from firstlight.planning.workload import ENCODER_CACHE_BYTES
 from firstlight.settings.serve import ServeSettings
 from firstlight.settings.settings import fields_of, flag_of
 
@@ -41,7 +42,7 @@ def machines(plan: PlanFile, fleet: Fleet) -> int:
 
 def serve_values(plan: PlanFile) -> dict[str, int | str]:
     """Returns what a plan says of the settings of `serve`, by their names there."""
-    return {
+    values: dict[str, int | str] = {
         "tp": plan.tp,
         "pp": plan.pp,
         "dp": plan.dp,
@@ -54,6 +55,11 @@ def serve_values(plan: PlanFile) -> dict[str, int | str]:
         "block_size": plan.block_size,
         "kv_budget_bytes": plan.kv_budget_bytes,
     }
+    if plan.kv_dtype != "auto":
+        values["kv_dtype"] = plan.kv_dtype
+    if plan.encoder_cache_bytes != ENCODER_CACHE_BYTES:
+        values["encoder_cache_bytes"] = plan.encoder_cache_bytes
+    return values
 
 
 def for_firstlight(plan: PlanFile, fleet: Fleet) -> Launch:

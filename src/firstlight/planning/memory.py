@@ -12,20 +12,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from firstlight.cache.manager import blocks_for
-from firstlight.cache.paged_group import group_blocks
-from firstlight.planning.activations import StepShape, activation_bytes, encoder_bytes
+from firstlight.cache.paged_group import group_blocks, most_blocks_held, sink_blocks, window_of
+from firstlight.planning.activations import (
+    StepShape,
+    activation_bytes,
+    encoder_bytes,
+    step_bytes,
+)
 from firstlight.planning.arrangement import Arrangement
 from firstlight.planning.hardware import Fleet
+from firstlight.planning.weights import held_bytes
 from firstlight.planning.work import ModelWork
 from firstlight.planning.workload import PlanRules, Workload
 from firstlight.sharding.layout import Layout, stage_layers
-from firstlight.sharding.state_spec import StateSpec
+from firstlight.sharding.state_spec import EncoderState, StateSpec, cached_token_bytes
 
 WEIGHTS, CACHES = "weights", "kv"
 ACTIVATIONS, ENCODER, COLLECTIVES = "activations", "encoder", "collectives"
 RESERVE = "reserve"
 COMPONENTS = (WEIGHTS, CACHES, ACTIVATIONS, ENCODER, COLLECTIVES, RESERVE)
-_FP32 = 4
 _RECURRENT = "recurrent"
 
 
@@ -84,7 +89,9 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class CacheNeed:
-    """What the caches of one rank must hold."""
+    """What the caches of one rank must hold; `chunk_tokens` of a sequence are computed at once
+    (None: any number).
+    """
 
     states: Sequence[StateSpec]
     tp: int
@@ -93,6 +100,8 @@ class CacheNeed:
     sequences: int
     context: int
     context_parallel: int = 1
+    chunk_tokens: int | None = None
+    kv_dtype: str = "auto"
 
 
 def cache_bytes(need: CacheNeed) -> dict[str, int]:
@@ -100,25 +109,51 @@ def cache_bytes(need: CacheNeed) -> dict[str, int]:
 
     Every sequence has blocks for its full context, the null block and the null slot are extra, and
     recurrent state has room for one snapshot a sequence. `context_parallel` ranks share out the
-    blocks.
+    blocks. Groups with a window have the blocks that sequences can hold at once.
     """
     per_sequence = blocks_for(need.context, need.block_size)
     blocks = -(-need.sequences * per_sequence // need.context_parallel) + 1
     slots = 2 * need.sequences + 1
-    held = HeldCaches(blocks, need.block_size, slots)
+    windows = window_blocks(
+        need.states, blocks, need.sequences, chunk_tokens=need.chunk_tokens, block=need.block_size
+    )
+    held = HeldCaches(blocks, need.block_size, slots, windows, need.kv_dtype)
     return held_cache_bytes(need.states, held, tp=need.tp, element_bytes=need.element_bytes)
+
+
+def window_blocks(
+    states: Sequence[StateSpec],
+    num_blocks: int,
+    sequences: int,
+    *,
+    chunk_tokens: int | None,
+    block: int,
+) -> dict[int, int]:
+    """Returns the blocks of groups by their window, of `block` tokens, when others have
+    `num_blocks`: all that sequences can hold at once, where that is less.
+    """
+    if chunk_tokens is None:
+        return {}
+    most: dict[int, int] = {}
+    for state in states:
+        if (window := window_of(state)) is not None:
+            held = most_blocks_held(window, chunk_tokens, block) + sink_blocks(state, block)
+            most[window] = max(held, most.get(window, 0))
+    caps = {window: sequences * held + 1 for window, held in most.items()}
+    return {window: cap for window, cap in caps.items() if cap < num_blocks}
 
 
 @dataclass(frozen=True)
 class HeldCaches:
     """What an engine allocates on each rank: blocks of paged groups, those with a window as
-    `window_blocks` says, and slots; the null ones included.
+    `window_blocks` says, and slots; the null ones included. `kv_dtype` as `serve` has it.
     """
 
     num_blocks: int
     block_size: int
     num_slots: int
     window_blocks: Mapping[int, int] = field(default_factory=dict)
+    kv_dtype: str = "auto"
 
 
 def held_cache_bytes(
@@ -128,15 +163,11 @@ def held_cache_bytes(
     sizes: Counter[str] = Counter()
     for state, layers in Counter(states).items():
         blocks = group_blocks(state, held.num_blocks, held.window_blocks)
-        paged = state.token_bytes(tp, element_bytes) * held.block_size * blocks
+        token = cached_token_bytes(state, tp, element_bytes, held.kv_dtype)
+        paged = token * held.block_size * blocks
         slots = state.sequence_bytes(tp, element_bytes) * held.num_slots
         sizes[state.kind] += layers * (paged + slots)
     return {kind: size for kind, size in sizes.items() if size}
-
-
-def logits_bytes(work: ModelWork, sequences: int) -> int:
-    """Returns the bytes of the logits of a step, as they come and in fp32."""
-    return sequences * work.vocab * (work.table.element_bytes + _FP32)
 
 
 def plan_memory(
@@ -150,7 +181,7 @@ def plan_memory(
     group = layout.dp * layout.tp
     stages = []
     for stage in range(layout.pp):
-        weights = work.table.stage_bytes(layout, stage)
+        weights = held_bytes(work.spec, work.table, layout, stage, rules.weights_budget_bytes)
         layers = stage_layers(work.facts.num_layers, layout, stage)
         need = CacheNeed(
             states=work.spec.states[layers.start : layers.stop],
@@ -160,6 +191,8 @@ def plan_memory(
             sequences=sequences,
             context=workload.context,
             context_parallel=arrangement.context_parallel,
+            chunk_tokens=rules.chunk_tokens,
+            kv_dtype=rules.kv_dtype,
         )
         caches = cache_bytes(need)
         components = {
@@ -178,7 +211,7 @@ def _only_where_used(shared: Mapping[str, int], layout: Layout, stage: int) -> d
     """The encoder runs in the first stage, logits are made in the last."""
     last = stage == layout.pp - 1
     return {
-        ACTIVATIONS: shared[ACTIVATIONS] + (shared["logits"] if last else 0),
+        ACTIVATIONS: shared["with logits"] if last else shared[ACTIVATIONS],
         ENCODER: shared[ENCODER] if stage == 0 else 0,
         COLLECTIVES: shared[COLLECTIVES],
     }
@@ -189,9 +222,9 @@ def _step_bytes(
 ) -> dict[str, int]:
     """Bytes that one step needs beside weights and caches; T tokens, s bytes a value.
 
-    Logits: sequences x vocabulary, as they come and in fp32. Encoder: the largest image, and the
-    features of all images of a request. Collectives: the largest message twice, T x s x hidden,
-    with the carry of a pipeline cut and what tokens send to their experts.
+    Logits: sequences x vocabulary. Encoder: what is kept for features of images, or all of one
+    request where they are more, and the largest image. Collectives: the largest message twice,
+    T x s x hidden, with the carry of a pipeline cut and what tokens send to their experts.
     """
     size, tokens = work.table.element_bytes, rules.max_batch_tokens
     span = min(rules.chunk_tokens, workload.context)
@@ -201,19 +234,27 @@ def _step_bytes(
     shape = StepShape(tokens, span, workload.context, sequences)
     return {
         ACTIVATIONS: activation_bytes(work, layout, shape),
-        "logits": logits_bytes(work, sequences),
-        ENCODER: _encoder_bytes(work, workload),
+        "with logits": step_bytes(work, layout, shape),
+        ENCODER: _encoder_bytes(work, workload, rules),
         COLLECTIVES: 2 * tokens * size * message,
     }
 
 
-def _encoder_bytes(work: ModelWork, workload: Workload) -> int:
+def _encoder_bytes(work: ModelWork, workload: Workload, rules: PlanRules) -> int:
     vision = work.vision
-    if vision is None or not workload.images:
+    if vision is None:
         return 0
-    patches = workload.image_tokens * vision.patches_per_feature
-    features = workload.images * workload.image_tokens * work.hidden * work.table.element_bytes
-    return encoder_bytes(work, patches) + features
+    features = feature_bytes(work, [workload.image_tokens] * workload.images)
+    kept = max(rules.encoder_cache_bytes, features)
+    if not workload.images:
+        return kept
+    return kept + encoder_bytes(work, workload.image_tokens * vision.patches_per_feature)
+
+
+def feature_bytes(work: ModelWork, tokens: Sequence[int]) -> int:
+    """Returns the bytes of the features of images of so many tokens, as the encoder's cache keeps
+    them."""
+    return sum(tokens) * EncoderState(work.hidden).token_bytes(1, work.table.element_bytes)
 
 
 def recurrent_bytes(states: Sequence[StateSpec], tp: int, element_bytes: int) -> int:

@@ -14,6 +14,7 @@ from firstlight.errors import BadInput
 from firstlight.planning.memory import CACHES
 from firstlight.planning.search import Answer
 from firstlight.planning.weights import ELEMENT_BYTES
+from firstlight.planning.workload import ENCODER_CACHE_BYTES
 from firstlight.sharding.layout import Layout
 
 VERSION = 1
@@ -66,6 +67,8 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     times: PlannedTimes
     images: int = 0
     image_tokens: int = 1024
+    kv_dtype: str = "auto"
+    encoder_cache_bytes: int = ENCODER_CACHE_BYTES
 
     @property
     def layout(self) -> Layout:
@@ -139,6 +142,8 @@ def plan_of(answer: Answer, model: str, weight_bytes: int) -> PlanFile:
         ),
         images=question.workload.images,
         image_tokens=question.workload.image_tokens,
+        kv_dtype=rules.kv_dtype,
+        encoder_cache_bytes=rules.encoder_cache_bytes,
     )
 
 

@@ -105,7 +105,7 @@ def speed(
     its part are computed, one whole set within the life of an answer.
     """
     size = rules.cache_element_bytes or work.table.element_bytes
-    model = CostModel(work, arrangement, rates, size)
+    model = CostModel(work, arrangement, rates, size, rules.kv_dtype)
     sequences = arrangement.sequences_each(workload.concurrency)
     prompt = workload.input_tokens + workload.images * workload.image_tokens
     step, spent = decode_step(model, sequences, prompt + workload.output_tokens / 2)

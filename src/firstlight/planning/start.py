@@ -136,6 +136,8 @@ def question_of(plan: PlanFile, spec: ModelSpec) -> Question:
         max_batch_tokens=plan.max_batch_tokens,
         cache_element_bytes=None if size == ELEMENT_BYTES[plan.dtype] else size,
         reserve_share=plan.reserve_share,
+        kv_dtype=plan.kv_dtype,
+        encoder_cache_bytes=plan.encoder_cache_bytes,
     )
     load = StartLoad(
         layout=plan.layout,
@@ -170,6 +172,9 @@ def start_load(
         block_size=settings.block_size,
         chunk_tokens=settings.step_limits.chunk_tokens,
         max_batch_tokens=settings.step_limits.max_batch_tokens,
+        kv_dtype=settings.kv_dtype,
+        encoder_cache_bytes=settings.encoder_cache_bytes,
+        weights_budget_bytes=settings.weights_budget_bytes,
     )
     if plan is not None:
         rules = replace(rules, reserve_share=plan.reserve_share)

@@ -8,6 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from firstlight.errors import UsageError
+from firstlight.settings.serve import ServeSettings
+
+# What `serve` keeps where nobody says otherwise.
+ENCODER_CACHE_BYTES = ServeSettings.encoder_cache_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +59,11 @@ class PlanRules:
     """How the engine is set up, as far as memory and time depend on it.
 
     `reserve_share` of each device is kept for framework and driver. `cache_element_bytes` is the
-    width of cached values (fp32 recurrent matrices stay fp32). `storage_rate` is what one machine
-    reads from storage, bytes a second. `context_parallel`: ranks of a TP group may share out the
-    latent cache.
+    width of cached values (fp32 recurrent matrices stay fp32); `kv_dtype` `int8` keeps keys, values
+    and latents in a byte with scales beside them. `encoder_cache_bytes` are kept on each rank for
+    features of images, where a model reads any. `storage_rate` is what one machine reads from
+    storage, bytes a second. `context_parallel`: ranks of a TP group may share out the latent cache.
+    With `weights_budget_bytes` the weights of a rank that do not fit are streamed.
     """
 
     dtype: str = "bfloat16"
@@ -65,9 +71,12 @@ class PlanRules:
     chunk_tokens: int = 2048
     max_batch_tokens: int = 4096
     cache_element_bytes: int | None = None
+    kv_dtype: str = "auto"
+    encoder_cache_bytes: int = ENCODER_CACHE_BYTES
     reserve_share: float = 0.2
     storage_rate: float = 5e9
     context_parallel: bool = False
+    weights_budget_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.reserve_share < 1:

@@ -2,6 +2,9 @@
 
 Knows no plan of memory. On a host it is resident memory, whose high mark the system lets a process
 lower; steps that score prompts are left out, for their logits are none a plan counts.
+
+A host's resident memory comes in pages and arenas, and a heap keeps holes: there the tensors of a
+step are counted as operations make them, beside what the process held.
 """
 
 from __future__ import annotations
@@ -9,16 +12,27 @@ from __future__ import annotations
 import ctypes
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 
 from firstlight.metrics.series import resident_bytes
+from firstlight.runner.live_tensors import LiveTensors
 from firstlight.runner.memory import RankDevice
 from firstlight.schedule.step import StepPlan
 
 _STATUS, _CLEAR = "/proc/self/status", "/proc/self/clear_refs"
 _RESET_HIGH_MARK = "5"
 _TIMES = 3
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """What was measured of one step, 0 for what was not: `tensor_bytes` above what is held between
+    steps, `peak_bytes` of the whole process (of the device, where it has its own memory)."""
+
+    tensor_bytes: int = 0
+    peak_bytes: int = 0
 
 
 class PeakMemory:
@@ -34,8 +48,8 @@ class PeakMemory:
         self._times = 0
         self._scoring: set[int] = set()
         self._is_measured = False
+        self._live: LiveTensors | None = None
         self._rest = held_bytes
-        self._peak = 0
         if not place.owned:
             _return_free_memory()
             self._rest = resident_bytes()
@@ -46,11 +60,6 @@ class PeakMemory:
         host."""
         return self._rest
 
-    @property
-    def peak_bytes(self) -> int:
-        """The most held in the step measured last; 0 when none was."""
-        return self._peak
-
     def before(self, plan: StepPlan) -> None:
         """Looks at a step that is about to run."""
         self._scoring -= set(plan.released)
@@ -58,18 +67,20 @@ class PeakMemory:
         scores = any(step.row in self._scoring for step in plan.steps)
         self._is_measured = not scores and self._is_worth(plan.num_tokens) and self._lower_mark()
 
-    def after(self) -> int:
-        """Returns what the step took above rest at its peak; 0 when it was not measured."""
+    def after(self) -> StepMemory:
+        """Returns what the step took at its peak."""
         if not self._is_measured:
-            return 0
+            return StepMemory()
         if self._place.owned:
-            self._peak = self._place.peak_bytes()
-        else:
-            self._peak = _high_mark()
-            _return_free_memory()
-            # Blocks written for the first time stay: they are no part of the step.
-            self._rest = resident_bytes()
-        return max(0, self._peak - self._rest)
+            peak = self._place.peak_bytes()
+            return StepMemory(max(0, peak - self._rest), peak)
+        assert self._live is not None, "a step of a host is measured whose tensors nobody counted"
+        self._live.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        peak, tensors = _high_mark(), self._live.peak_bytes
+        _return_free_memory()
+        # Blocks written for the first time stay: they are no part of the step.
+        self._rest = resident_bytes()
+        return StepMemory(tensors, peak)
 
     def _is_worth(self, num_tokens: int) -> bool:
         """The first step of a size also pays for what libraries set up once."""
@@ -89,7 +100,11 @@ class PeakMemory:
                 file.write(_RESET_HIGH_MARK)
         except OSError:
             return False
-        return bool(resident_bytes())
+        if not resident_bytes():
+            return False
+        self._live = LiveTensors()
+        self._live.__enter__()  # type: ignore[no-untyped-call]
+        return True
 
 
 def _return_free_memory() -> None:

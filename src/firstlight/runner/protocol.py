@@ -97,14 +97,19 @@ class CachesAllocated(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepDone(msgspec.Struct, frozen=True, tag=True):
-    """A rank's answer to a step, with its resident and peak memory; `activation_bytes` is what
-    the step took above what is held between steps, 0 when it was not measured."""
+    """A rank's answer to a step, with its resident and peak memory.
+
+    What was not measured in this step is 0: `activation_bytes` its tensors took above what is held
+    between steps, `step_peak_bytes` the process held at most. `encoder_bytes` are kept of images.
+    """
 
     rank: int
     result: StepResult
     resident_bytes: int
     peak_bytes: int
     activation_bytes: int = 0
+    step_peak_bytes: int = 0
+    encoder_bytes: int = 0
 
 
 def joint_result(done: Sequence[StepDone]) -> StepResult:

@@ -236,14 +236,16 @@ class Rank:
         self._told_at = time.time()
         self._peak.before(order.plan)
         result = self._runner.run(order.plan)
-        taken = self._peak.after()
+        measured = self._peak.after()
         self._channel.send(
             StepDone(
                 self._settings.rank,
                 result,
                 resident_bytes(),
-                peak_bytes=self._peak.peak_bytes if taken else self._place.peak_bytes(),
-                activation_bytes=taken,
+                peak_bytes=self._place.peak_bytes(),
+                activation_bytes=measured.tensor_bytes,
+                step_peak_bytes=measured.peak_bytes,
+                encoder_bytes=self._runner.encoder_bytes,
             )
         )
 
