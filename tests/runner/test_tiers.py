@@ -13,6 +13,7 @@ import pytest
 from firstlight.cache.far_pool import FarSizes
 from firstlight.runner import tier_store
 from firstlight.runner.host_tier import HostTier
+from firstlight.schedule.scheduler import LOST_AGAIN
 from local_engine import EngineShape, LocalEngine, greedy, random_prompts
 from tiny_models import tiny_config, write_checkpoint
 
@@ -85,6 +86,22 @@ def test_a_sequence_longer_than_the_device(model: Model, tmp_path: Path) -> None
     engine.tiers.close()
 
 
+@pytest.mark.parametrize(
+    "changes", [{"kv_dtype": "int8"}, {"attention": "sparse=4x8"}], ids=["int8", "sparse"]
+)
+def test_a_long_sequence_in_other_forms(
+    small: Model, changes: dict[str, str], tmp_path: Path
+) -> None:
+    resident = LocalEngine(small.folder, replace(ROOMY, **changes))
+    want = tokens(resident.run(LONG, greedy(9)))
+    shape = replace(SQUEEZED, num_blocks=20, far=(FarSizes(10, 90),), tier_folder=str(tmp_path))
+    engine = LocalEngine(small.folder, replace(shape, **changes), model=resident.model)
+    for _ in range(2):
+        assert tokens(engine.run(LONG, greedy(9))) == want
+    assert engine.scheduler.counts.lost_units == 0
+    engine.tiers.close()
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: Any) -> Model:
     folder: Path = tmp_path_factory.mktemp("small")
@@ -131,6 +148,23 @@ def test_pages_lost_under_a_long_sequence_are_computed_again(small: Model, tmp_p
         engine.scheduler.check_integrity()
     assert engine.outcomes[request].token_ids == small.want(LONG, 9)[0]
     assert engine.scheduler.counts.lost_units > 0
+    engine.tiers.close()
+
+
+def test_a_sequence_whose_pages_are_always_lost_fails_alone(
+    small: Model, tmp_path: Path, monkeypatch: Any
+) -> None:
+    engine = small.tiered(tmp_path, FarSizes(0, 60), num_blocks=20)
+
+    def refuse(*_: Any) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    long, short = engine.submit(LONG[0], greedy(9)), engine.submit(LONG[1], greedy(9))
+    while engine.step():
+        engine.scheduler.check_integrity()
+    assert engine.outcomes[long].error == LOST_AGAIN
+    assert engine.outcomes[short].token_ids == small.want(LONG, 9)[1]
     engine.tiers.close()
 
 

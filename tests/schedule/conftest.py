@@ -300,7 +300,7 @@ class Rank:
             result.tokens.append(SampledToken(step.row, choose(read), None))
 
     def _reads_lost(self, row: RankRow, start: int) -> bool:
-        """A page that is read where it lies may be lost: it is told, and the row is worth nothing."""
+        """A page read where it lies may be lost: it is told, and the row is worth nothing."""
         blocks = range(start // self.block_size)
         units = [(g, row.blocks[g][b]) for g in self.paged for b in blocks if row.blocks[g][b]]
         lost = [unit for unit in units if "lost" in self.get(*unit)]

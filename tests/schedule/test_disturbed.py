@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from firstlight.errors import RequestError
 from firstlight.schedule.request import FinishReason, MediaItem
+from firstlight.schedule.scheduler import LOST_AGAIN
 
 TEXTS = [[(7 * i * i + 3 * family) % 50 for i in range(30)] for family in range(2)]
 
@@ -112,7 +113,7 @@ def check_outputs(service: Any) -> None:
             assert output == expected[: len(output)]
         else:
             assert output == expected and finish is not None
-        failed = request_id in service.rank.poison
+        failed = request_id in service.rank.poison or updates[-1].error == LOST_AGAIN
         assert failed or finish is not FinishReason.ERROR, "a failure spread to another request"
         assert updates[-1].num_cached < len(service.submitted[request_id].prompt_ids)
 

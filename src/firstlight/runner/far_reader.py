@@ -83,8 +83,7 @@ class FarReader:
 
     @torch.inference_mode()
     def _read(self, layer: int, pages: Sequence[int], into: Sequence[Tensor]) -> None:
-        size = sum(tensor[0].nbytes for tensor in into)
-        buffer: Row = np.empty(size, np.uint8)
+        buffer: Row = np.empty(self._store.layer_bytes(self._group, layer), np.uint8)
         for place, page in enumerate(pages):
             targets = [tensor[place] for tensor in into]
             data = self._store.read_layer(self._group, page, layer, buffer)

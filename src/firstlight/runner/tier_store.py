@@ -129,6 +129,10 @@ class TierStore:
             self._lost, self._bytes, self._seconds = {}, Counter(), {}
         return TierReport(list(self._tickets), lost, flows)
 
+    def layer_bytes(self, group: int, layer: int) -> int:
+        """Bytes of one layer's part of a unit."""
+        return self._groups[group].units.layer_sizes[layer]
+
     def submit(self, work: Callable[..., None], *arguments: Any) -> Future[None]:
         """Has a reading thread do something."""
         return self._readers.submit(work, *arguments)

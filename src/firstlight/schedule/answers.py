@@ -33,6 +33,16 @@ def last_update(request: Request, finish: FinishReason, error: str | None = None
     )
 
 
+def find_finish(
+    request: Request, token: SampledToken | None, most_tokens: int
+) -> FinishReason | None:
+    """Ends by the request's own rules, at the context's end, or when no output is wanted."""
+    if token is None:
+        return FinishReason.LENGTH if request.num_pending == 0 else None
+    is_full = len(request.token_ids) >= most_tokens
+    return request.finish_reason() or (FinishReason.LENGTH if is_full else None)
+
+
 class Answers:
     """A StepResult, looked up by row."""
 

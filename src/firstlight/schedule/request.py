@@ -93,7 +93,8 @@ class Request:
     Each step computed tokens catch up with known tokens; when they have, one more token is sampled.
     Ranks hold the first `num_sent` known tokens; the caller has the log-probabilities of the first
     `num_scored` prompt tokens (the first token has none). `prefix_chain` belongs to the cache.
-    `shuns_tiers` is set when state outside the device was waited for in vain.
+    `shuns_tiers` is set when state outside the device was waited for in vain; `num_lost` counts how
+    often such state was lost.
     """
 
     def __init__(self, submitted: SubmittedRequest, arrival: int) -> None:
@@ -111,6 +112,7 @@ class Request:
         self.prefix_chain: PrefixChain | None = None
         self.row: int | None = None
         self.shuns_tiers = False
+        self.num_lost = 0
         self.state = RequestState.WAITING
 
     @property

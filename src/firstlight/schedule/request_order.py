@@ -48,3 +48,15 @@ class RequestOrder:
         """Checks that order and requests agree."""
         keys = [request.precedence for request in self._requests]
         assert keys == self._keys == sorted(set(keys)), "requests stand out of order"
+
+
+def split_running(running: RequestOrder) -> tuple[list[Request], list[Request]]:
+    """Returns the requests one token behind, and the others in the order they are to advance."""
+    answering: list[Request] = []
+    prompts: list[Request] = []
+    for request in running:
+        one_behind = len(request.token_ids) - request.num_computed == 1
+        (answering if one_behind else prompts).append(request)
+    first = running.first
+    prompts.sort(key=lambda r: (r is not first, r.submitted.priority, r.num_pending, r.arrival))
+    return answering, prompts

@@ -26,13 +26,12 @@ from collections.abc import Iterable
 from firstlight.cache.cache_group import BlockCounts, SlotCopy
 from firstlight.cache.manager import CacheManager
 from firstlight.schedule.admission import Entrance, Hold, Room, find_hold, find_refusal
-from firstlight.schedule.answers import Answers, RequestUpdate, last_update
+from firstlight.schedule.answers import Answers, RequestUpdate, find_finish, last_update
 from firstlight.schedule.request import FinishReason, Request, RequestState, SubmittedRequest
-from firstlight.schedule.request_order import RequestOrder
+from firstlight.schedule.request_order import RequestOrder, split_running
 from firstlight.schedule.row_table import RowTable
 from firstlight.schedule.settings import SchedulerSettings
 from firstlight.schedule.step import (
-    SampledToken,
     SequenceStep,
     StepPlan,
     StepResult,
@@ -40,6 +39,8 @@ from firstlight.schedule.step import (
 from firstlight.schedule.step_draft import StepDraft
 from firstlight.schedule.tally import SchedulerCounts, Tally
 from firstlight.schedule.tier_policy import TierPolicy
+
+LOST_AGAIN = "its cached state was lost on the way to or from host memory or disk, again and again"
 
 
 class Scheduler:
@@ -114,7 +115,7 @@ class Scheduler:
             return None
         self._num_steps += 1
         draft = StepDraft(self._num_steps, budget=self._settings.max_batch_tokens)
-        answering, prompts = self._split_running()
+        answering, prompts = split_running(self._running)
         for request in answering:
             self._advance(request, draft)
         if answering:
@@ -143,20 +144,27 @@ class Scheduler:
         """
         draft, self._under_way = self._under_way, None
         assert draft is not None and draft.number == result.step, "a result of no step under way"
-        num_tokens = sum(step.count for step in draft.steps.values())
-        for request in self._tiers.take(result, num_tokens, self._running):
-            if request.state is RequestState.RUNNING:
-                self._preempt(request)
-            else:
-                self._waiting.add(request)
+        updates = self._take_report(result, draft)
         answers = Answers(result)
-        updates: list[RequestUpdate] = []
         for request, step in draft.steps.items():
             if request.state is not RequestState.RUNNING:
                 continue  # cancelled while the step was under way
             update = self._settle(request, step, answers)
             if update is not None:
                 updates.append(update)
+        return updates
+
+    def _take_report(self, result: StepResult, draft: StepDraft) -> list[RequestUpdate]:
+        """Puts back who lost state outside the device; ends who loses it ever again."""
+        updates: list[RequestUpdate] = []
+        num_tokens = sum(step.count for step in draft.steps.values())
+        for request in self._tiers.take(result, num_tokens, self._running):
+            if request.state is not RequestState.RUNNING:
+                self._waiting.add(request)
+            elif request.shuns_tiers:
+                updates.append(self._fail(request, LOST_AGAIN))
+            else:
+                self._preempt(request)
         return updates
 
     def check_integrity(self) -> None:
@@ -172,17 +180,6 @@ class Scheduler:
         self._rows.check_integrity([request.row for request in running if request.row is not None])
         holding = len(running) + len(arriving)
         assert self._cache.usage().num_requests == holding, "blocks are held by no running one"
-
-    def _split_running(self) -> tuple[list[Request], list[Request]]:
-        """Running requests one token behind, and the others in the order they are to advance."""
-        answering: list[Request] = []
-        prompts: list[Request] = []
-        for request in self._running:
-            one_behind = len(request.token_ids) - request.num_computed == 1
-            (answering if one_behind else prompts).append(request)
-        first = self._running.first
-        prompts.sort(key=lambda r: (r is not first, r.submitted.priority, r.num_pending, r.arrival))
-        return answering, prompts
 
     def _advance(self, request: Request, draft: StepDraft) -> None:
         """Plans as many of its tokens as chunk and budget allow, if it gets the blocks for them."""
@@ -351,7 +348,7 @@ class Scheduler:
         if token is not None:
             request.token_ids.append(token.token_id)
             self._tally.output_tokens += 1
-        finish = self._find_finish(request, token)
+        finish = find_finish(request, token, self._most_tokens)
         if token is None and scores is None and finish is None:
             return None
         if finish is not None:
@@ -364,13 +361,6 @@ class Scheduler:
             finish=finish,
             num_cached=request.num_cached,
         )
-
-    def _find_finish(self, request: Request, token: SampledToken | None) -> FinishReason | None:
-        """Ends by the request's own rules, at the context's end, or when no output is wanted."""
-        if token is None:
-            return FinishReason.LENGTH if request.num_pending == 0 else None
-        is_full = len(request.token_ids) >= self._most_tokens
-        return request.finish_reason() or (FinishReason.LENGTH if is_full else None)
 
     def _fail(self, request: Request, reason: str) -> RequestUpdate:
         self._cache.discard(request)

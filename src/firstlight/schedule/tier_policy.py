@@ -12,6 +12,9 @@ from firstlight.schedule.step import StepResult, TierReport
 from firstlight.schedule.tally import Tally
 from firstlight.schedule.tier_costs import TierCosts
 
+# A request whose state was lost so often does without tiers, or fails if it is too long for that.
+MOST_LOST = 4
+
 
 class TierPolicy:
     """Decisions about tiers; with none of them every answer is that of the device alone."""
@@ -95,4 +98,8 @@ class TierPolicy:
         back = [request for request in self.incoming.requests if request.request_id in names]
         for request in back:
             self.recall(request)
-        return back + [r for r in running if r.request_id in names]
+        back += [request for request in running if request.request_id in names]
+        for request in back:
+            request.num_lost += 1
+            request.shuns_tiers |= request.num_lost >= MOST_LOST
+        return back
