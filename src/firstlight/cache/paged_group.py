@@ -12,7 +12,7 @@ from firstlight.cache.block_pool import NULL_BLOCK, BlockPool
 from firstlight.cache.block_table import Table
 from firstlight.cache.cache_group import GroupUsage, count_units
 from firstlight.cache.far_pool import FarPool
-from firstlight.cache.far_prefix import leading, usable_length
+from firstlight.cache.far_prefix import FoundBlocks
 from firstlight.cache.idle_times import IdleTimes
 from firstlight.cache.prefix_index import PrefixChain, PrefixIndex, PrefixKey
 from firstlight.sharding.state_spec import StateSpec
@@ -80,6 +80,7 @@ class PagedGroup:
         self._num_sinks = sink_blocks(spec, block_size)
         self._pool = BlockPool(num_blocks)
         self._index = PrefixIndex()
+        self._found = FoundBlocks(self._index, far, self._pool.num_usable)
         self._tables: dict[str, Table] = {}
         self._num_hits = 0
         self._idle = IdleTimes(num_blocks, clock)
@@ -134,8 +135,7 @@ class PagedGroup:
             found = 0
             while found < most and self.holds(chain.key(found), near=near):
                 found += 1
-            usable = usable_length(self.far, chain, found, self._pool.num_usable)
-            return usable * self._block_size
+            return self._found.usable_length(chain, found) * self._block_size
         firsts = [self.holds(chain.key(i), near=near) for i in range(min(self._num_sinks, most))]
         most = firsts.index(False) if False in firsts else most
         # From the end: a block that is missing rules out every length whose window it is in.
@@ -186,7 +186,7 @@ class PagedGroup:
             if block is not None:
                 self._share(block)
         units = self._hold_far(chain, num_shared, shared)
-        lead = [self._far_unit(chain, index) for index in range(self._lead(chain, num_shared))]
+        lead = self._found.hold_lead(chain, num_shared) if self._window is None else []
         self._num_hits += len(shared)
         num_behind = min(num_shared, self._first_seen(num_shared * self._block_size))
         table = Table([NULL_BLOCK] * num_shared, num_behind, num_sinks=self._num_sinks)
@@ -380,13 +380,7 @@ class PagedGroup:
 
     def _lead(self, chain: PrefixChain, num_shared: int) -> int:
         """How many of the oldest shared blocks are read from where they lie beyond the device."""
-        far = None if self._window is not None else self.far
-        return leading(far, chain, num_shared, self._pool.num_usable)
-
-    def _far_unit(self, chain: PrefixChain, index: int) -> int:
-        unit = None if self.far is None else self.far.find(chain.key(index))
-        assert self.far is not None and unit is not None, "a block is claimed that is not there"
-        return self.far.hold(unit)
+        return self._found.lead(chain, num_shared) if self._window is None else 0
 
     def _shared(self, chain: PrefixChain, num_shared: int) -> list[int | None]:
         """The blocks of a prefix that the next token sees; None for one not on the device."""

@@ -71,13 +71,16 @@ def _with_far_pages(
 ) -> tuple[LayerState, ...]:
     found = list(states)
     for group in {state.group for state in states}:
-        layers = [i for i, state in enumerate(states) if state.group == group]
-        paged = [s for i in layers if not isinstance(s := states[i], RecurrentSlots)]
+        paged = [
+            (index, state)
+            for index, state in enumerate(states)
+            if state.group == group and not isinstance(state, RecurrentSlots)
+        ]
         if paged:
-            tensors = [page_tensors(state) for state in paged]
+            tensors = [page_tensors(state) for _, state in paged]
             reader = FarReader(store, group, tensors, page_tokens=page_tokens)
-            for number, index in enumerate(layers):
-                found[index] = replace(states[index], far=reader, layer=number)
+            for number, (index, state) in enumerate(paged):
+                found[index] = replace(state, far=reader, layer=number)
     return tuple(found)
 
 
