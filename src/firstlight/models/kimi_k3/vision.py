@@ -159,7 +159,7 @@ def rotate_pairs(x_NAH: Tensor, turn_NR2: Tensor) -> Tensor:
 
     It is the product of complex numbers, written out: not every device computes with these.
     """
-    real_NAR, imaginary_NAR = x_NAH.float().unflatten(-1, (-1, 2)).unbind(-1)
+    real_NAR, imaginary_NAR = x_NAH.float().reshape(*x_NAH.shape[:-1], -1, 2).unbind(-1)
     cos_N1R, sin_N1R = turn_NR2.unsqueeze(1).unbind(-1)
     turned = torch.stack(
         (
