@@ -25,6 +25,7 @@ from firstlight.layers.layer_state import (
 )
 from firstlight.layers.paged_attention import PagedCall, PagedKernels
 from firstlight.layers.patterned_attention import attend_pattern
+from firstlight.layers.sparse_attention import choose_blocks
 from firstlight.sharding.attention_pattern import FULL, AttentionPattern
 
 SLOTS, HEADS, LAYER = 64, 4, 3
@@ -191,3 +192,12 @@ def test_a_choice_does_not_depend_on_chunks(
     if native:
         assert torch.equal(torch.cat(parts), want)
     torch.testing.assert_close(torch.cat(parts), want, rtol=1e-4, atol=1e-5)
+
+
+def test_of_equal_blocks_the_earlier_are_chosen_and_none_that_is_no_number() -> None:
+    scores = torch.tensor([[[9.0, 1.0, 2.0, 1.0, 1.0, torch.nan, 7.0, 7.0]], [[torch.nan] * 8]])
+    pattern = AttentionPattern(block=10, blocks=3, recent=15, sinks=4)
+    chosen = choose_blocks(scores, torch.tensor([75, 75]), pattern)
+    found = [row[0, : int(count)].tolist() for row, count in zip(*chosen, strict=True)]
+    # Block 0 holds the sinks; the latest 15 tokens touch blocks 6 and 7.
+    assert found == [[0, 1, 2, 3, 6, 7], [0, 6, 7]]

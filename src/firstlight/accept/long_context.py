@@ -8,16 +8,29 @@ A question is a prompt and its one right answer; a text is scored by its perplex
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple, Protocol
 
 from firstlight.accept.report import Check, Report, Section
 from firstlight.errors import UsageError
 from firstlight.units import format_bytes
 
-DECODED = 8  # tokens whose time is taken
+
+class Answer(Protocol):
+    """Whether greedy decoding gives the right answer, minus the log-probability of the latter, and
+    the seconds for the prompt and for each token of the answer.
+    """
+
+    @property
+    def is_right(self) -> bool: ...
+    @property
+    def nats(self) -> float: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def token_seconds(self) -> float: ...
 
 
 class Reader(Protocol):
@@ -27,12 +40,12 @@ class Reader(Protocol):
         """What it holds for so many tokens."""
         ...
 
-    def nats(self, tokens: Sequence[int], first: int = 0) -> float:
-        """Minus the log-probability of the tokens behind position `first`, summed."""
+    def nats(self, tokens: Sequence[int]) -> float:
+        """Minus the log-probability of the tokens behind the first, summed."""
         ...
 
-    def answer(self, prompt: Sequence[int], most: int, stops: Sequence[int]) -> list[int]:
-        """The likeliest tokens behind a prompt."""
+    def ask(self, prompt: Sequence[int], answer: Sequence[int]) -> Answer:
+        """How well a right answer follows its prompt, and the seconds it took."""
         ...
 
 
@@ -45,15 +58,14 @@ class Way(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A prompt and the tokens of its right answer; `stops` end one."""
+    """A prompt and the tokens of its right answer."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
-    stops: tuple[int, ...]
 
 
 class Material(NamedTuple):
-    """What is asked at one length: questions, and texts to score (both may be empty)."""
+    """What is asked at one length: questions, and texts to score, of which there may be none."""
 
     questions: tuple[Question, ...]
     texts: tuple[tuple[int, ...], ...]
@@ -61,17 +73,16 @@ class Material(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """What one way did at one length. `seconds` are those of reading a prompt of `prompt_tokens`;
-    `token_seconds` those of one more token behind it.
+    """What one way did at one length. Seconds are medians over the questions: for reading a prompt
+    of about `length` tokens, and for one more token behind it.
     """
 
     way: Way
     length: int
     right: int
     asked: int
-    answer_nats: float | None
+    answer_nats: float
     perplexity: float | None
-    prompt_tokens: int
     seconds: float
     token_seconds: float
     cache_bytes: int
@@ -106,45 +117,29 @@ def parse_ways(text: str) -> tuple[Way, ...]:
 
 
 def compare(
-    ways: Sequence[Way],
-    material: Mapping[int, Material],
-    make_reader: Callable[[Way], Reader],
-    clock: Callable[[], float] = time.perf_counter,
+    ways: Sequence[Way], material: Mapping[int, Material], make_reader: Callable[[Way], Reader]
 ) -> Iterator[Row]:
     """Yields a row for each length and way, the shortest length first; the same material for all
     ways of a length.
     """
     for length in sorted(material):
         for way in ways:
-            yield _row(way, length, material[length], make_reader(way), clock)
+            yield _row(way, length, material[length], make_reader(way))
 
 
-def _row(way: Way, length: int, asked: Material, reader: Reader, clock: Callable[[], float]) -> Row:
-    right, nats, count = 0, 0.0, 0
-    for question in asked.questions:
-        found = reader.answer(question.prompt, len(question.answer), question.stops)
-        right += tuple(found) == question.answer
-        whole = (*question.prompt, *question.answer)
-        nats += reader.nats(whole, len(question.prompt) - 1)
-        count += len(question.answer)
+def _row(way: Way, length: int, asked: Material, reader: Reader) -> Row:
+    answers = [reader.ask(question.prompt, question.answer) for question in asked.questions]
     scored = sum(len(text) - 1 for text in asked.texts)
     total = sum(reader.nats(text) for text in asked.texts)
-    prompt = (asked.questions[0].prompt if asked.questions else asked.texts[0])[:length]
-    began = clock()
-    reader.answer(prompt, 0, ())
-    read = clock()
-    reader.answer(prompt, DECODED, ())
-    seconds = read - began
     return Row(
         way=way,
         length=length,
-        right=right,
-        asked=len(asked.questions),
-        answer_nats=nats / count if count else None,
+        right=sum(answer.is_right for answer in answers),
+        asked=len(answers),
+        answer_nats=sum(a.nats for a in answers) / sum(len(q.answer) for q in asked.questions),
         perplexity=math.exp(total / scored) if scored else None,
-        prompt_tokens=len(prompt),
-        seconds=seconds,
-        token_seconds=max(0.0, clock() - read - seconds) / DECODED,
+        seconds=median(answer.seconds for answer in answers),
+        token_seconds=median(answer.token_seconds for answer in answers),
         cache_bytes=reader.cache_bytes(length),
     )
 
@@ -164,7 +159,7 @@ def long_context_report(model: str, rows: Sequence[Row], source: str) -> Report:
             for row in rows
         ],
     }  # fmt: skip
-    broken = [row for row in rows if row.answer_nats is not None and math.isnan(row.answer_nats)]
+    broken = [row for row in rows if not math.isfinite(row.answer_nats)]
     status: Check = Check("every way gives finite numbers", "fail" if broken else "ok")
     section = Section("quality and time by context", lines, columns=columns, rows=table)
     return Report("firstlight bench long-context", (section,), (status,), data)
@@ -183,7 +178,7 @@ def _cells(row: Row, full: Row | None) -> tuple[str | float | int | None, ...]:
         row.length,
         row.way.attention,
         "float32" if row.way.kv_dtype == "auto" else row.way.kv_dtype,
-        f"{row.right} of {row.asked}" if row.asked else None,
+        f"{row.right} of {row.asked}",
         row.answer_nats,
         row.perplexity,
         against,

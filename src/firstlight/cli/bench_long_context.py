@@ -96,7 +96,7 @@ def _lists(path: Path, length: int, count: int) -> Material:
         draw = random.Random(f"long context {length} {index}")
         example = renderer.example(lookup.asked_list(draw, size, thinking=False))
         first = example.counts.index(True)
-        found.append(Question(example.tokens[:first], example.tokens[first:], ()))
+        found.append(Question(example.tokens[:first], example.tokens[first:]))
     return Material(tuple(found), ())
 
 
@@ -110,7 +110,7 @@ def _needles(path: Path, length: int, count: int) -> Material:
 
     tokenizer = load_tokenizer(inputs_path(path))
     text = tokenizer.encode_plain("\n\n".join(str(topics[name]) for name in sorted(topics)))
-    pieces = [text[i * length : (i + 1) * length] for i in range(min(2, len(text) // length))]
+    pieces = [text[i * length : (i + 1) * length] for i in range(min(1, len(text) // length))]
     if not pieces:
         raise UsageError(f"the texts at hand have {len(text)} tokens, fewer than {length}")
     found = tuple(_hidden_numbers(tokenizer, text, length, count))
@@ -131,4 +131,4 @@ def _hidden_numbers(
         around = text[begin : begin + length - len(hidden) - len(asked)]
         depth = len(around) * (2 * index + 1) // (2 * count)
         prompt = (*around[:depth], *hidden, *around[depth:], *asked)
-        yield Question(prompt, tuple(tokenizer.encode_plain(f" {number}")), ())
+        yield Question(prompt, tuple(tokenizer.encode_plain(f" {number}")))

@@ -47,6 +47,6 @@ def attend_pattern(
 def set_patterns(module: Any, patterns: Sequence[AttentionPattern]) -> None:
     """Tells the attention of every layer of a model what to read where it has a cache."""
     for layer, pattern in zip(module.layers, patterns, strict=False):
-        attention = getattr(layer, "attention", None)  # another stage's layer has none
+        attention: Any = getattr(layer, "attention", None)  # another stage's layer has none
         if isinstance(getattr(attention, "pattern", None), AttentionPattern):
             attention.pattern = pattern

@@ -91,7 +91,7 @@ def choose_blocks(
     scores_TKJ: Tensor, positions_T: Tensor, pattern: AttentionPattern
 ) -> ChosenBlocks:
     """Returns the blocks of each token: the first and the latest ones, and of the blocks between
-    them those of the highest scores; of equal ones the earlier. Scores are finite.
+    them those of the highest scores; of equal ones the earlier. What is no number is not chosen.
     """
     own_T11 = (positions_T // pattern.block)[:, None, None]
     latest_T11 = ((positions_T - pattern.recent + 1).clamp(min=0) // pattern.block)[:, None, None]
@@ -107,7 +107,7 @@ def choose_blocks(
     if count:
         index_J = torch.arange(scores_TKJ.shape[2], device=device)
         may_TKJ = (index_J >= num_first) & (index_J < latest_T11)
-        scores_TKJ = scores_TKJ.masked_fill(~may_TKJ, -torch.inf)
+        scores_TKJ = scores_TKJ.masked_fill(~may_TKJ | scores_TKJ.isnan(), -torch.inf)
         best_TKM, chosen_TKM = _best(scores_TKJ, count)
         parts.append(chosen_TKM.masked_fill(best_TKM == -torch.inf, none))
     blocks_TKM = torch.cat(parts, -1).sort(-1).values
@@ -182,7 +182,8 @@ class _Reader:
         heads, tokens = self._heads, len(q_TNK)
         if latest == 0:
             return q_TNK.new_empty(tokens, heads, 0)
-        q_KMH = q_TNK.view(tokens, heads, -1, q_TNK.shape[2]).transpose(0, 1).flatten(1, 2)
+        by_head_TKGH = q_TNK.to(self._means_KPH.dtype).reshape(tokens, heads, -1, q_TNK.shape[2])
+        q_KMH = by_head_TKGH.transpose(0, 1).flatten(1, 2)
         means_KPH = self._means_KPH[:, : latest * per_block]
         scores = [
             self._kernels.linear(q_MH.contiguous(), means_PH.contiguous())
@@ -229,7 +230,7 @@ class _Reader:
     ) -> Tensor:
         """Brings all chosen pages into a staging set, for as many tokens as it has room for."""
         into = far.staging(self._state.layer)[0]
-        unique_P, places_TKP = pages_TKP.unique(return_inverse=True)
+        unique_P, places_TKP = torch.unique(pages_TKP, return_inverse=True)
         if len(unique_P) > len(into[0]) and len(q_TNK) > 1:
             half = len(q_TNK) // 2
             parts = [slice(0, half), slice(half, None)]

@@ -3,6 +3,7 @@
 Knows no scheduler, no other request and no text; measurements of attention and caches use it.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,17 @@ class SoloShape(NamedTuple):
     page_tokens: int = 16
     chunk_tokens: int = 512
     threads: int = 1
+
+
+class Answer(NamedTuple):
+    """Whether greedy decoding gives a right answer, minus the log-probability of the latter, and
+    the seconds for the prompt and for each token of the answer.
+    """
+
+    is_right: bool
+    nats: float
+    seconds: float
+    token_seconds: float
 
 
 class SoloModel:
@@ -90,14 +102,14 @@ class SoloReader:
         )
 
     @torch.inference_mode()
-    def nats(self, tokens: Sequence[int], first: int = 0) -> float:
-        """Returns minus the log-probability of the tokens from position `first` + 1 on, summed."""
+    def nats(self, tokens: Sequence[int]) -> float:
+        """Returns minus the log-probability of the tokens behind the first, summed."""
         total = 0.0
         for begin in range(0, len(tokens), self._model.shape.chunk_tokens):
             part = tokens[begin : begin + self._model.shape.chunk_tokens]
             carry = self._read(part, begin)
             last = min(len(part), len(tokens) - 1 - begin)
-            for start in range(max(0, first - begin), last, SCORED):
+            for start in range(0, last, SCORED):
                 index = torch.arange(start, min(last, start + SCORED))
                 logits = self._model.module.head(select_tokens(carry, index)).float()
                 came = torch.tensor(tokens[begin + start + 1 : begin + int(index[-1]) + 2])
@@ -106,21 +118,20 @@ class SoloReader:
         return total
 
     @torch.inference_mode()
-    def answer(self, prompt: Sequence[int], most: int, stops: Sequence[int]) -> list[int]:
-        """Returns the likeliest tokens behind a prompt, up to `most`, without the one of `stops`
-        that ends them.
-        """
-        chunk = self._model.shape.chunk_tokens
+    def ask(self, prompt: Sequence[int], answer: Sequence[int]) -> Answer:
+        """Reads a prompt and then its right answer, token by token."""
+        chunk, began = self._model.shape.chunk_tokens, time.perf_counter()
         for begin in range(0, len(prompt), chunk):
             carry = self._read(prompt[begin : begin + chunk], begin)
-        found: list[int] = []
-        while True:
+        read, is_right, nats = time.perf_counter(), True, 0.0
+        for index, token in enumerate(answer):
             last = torch.tensor([len(carry[0]) - 1])
-            token = int(self._model.module.head(select_tokens(carry, last))[0].argmax())
-            if token in stops or len(found) == most:
-                return found
-            found.append(token)
-            carry = self._read([token], len(prompt) + len(found) - 1)
+            scores_V = self._model.module.head(select_tokens(carry, last))[0].float()
+            is_right &= int(scores_V.argmax()) == token
+            nats -= float(scores_V.log_softmax(-1)[token])
+            carry = self._read([token], len(prompt) + index)
+        seconds = (time.perf_counter() - read) / len(answer)
+        return Answer(is_right, nats, read - began, seconds)
 
     def _read(self, tokens: Sequence[int], first: int) -> Any:
         count = len(tokens)
