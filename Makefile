@@ -36,6 +36,8 @@ BUNDLED := src/firstlight/data/k3_mini
 LOOKUP := zebra=412\napple=7\nriver=93\n\nWhat is "zebra"?
 KERNEL_SOURCES := $(wildcard src/firstlight/kernels/*.py src/firstlight/kernels/cpp/*)
 
+# Compiled once, as PYTHONDONTWRITEBYTECODE would have each of hundreds of processes do it anew.
+COMPILE = python -m compileall -q src
 PYTEST = python -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
@@ -54,18 +56,22 @@ demo-smollm2: $(KERNELS)
 	    --profile smollm2-135m --ask "$(or $(PROMPT),What is the capital of France?)"
 
 test: $(INSTALLED) $(KERNELS)
+	$(BIN)/$(COMPILE)
 	$(BIN)/$(PYTEST) -m "not thorough"
 
 test-thorough: $(INSTALLED) $(KERNELS)
 	$(BIN)/python -m pytest -m thorough
 
 test-fast: $(INSTALLED) $(KERNELS)
+	$(BIN)/$(COMPILE)
 	$(BIN)/$(PYTEST) -m "not slow and not thorough"
 
 test-emulated: $(INSTALLED) $(KERNELS)
+	$(BIN)/$(COMPILE)
 	$(BIN)/$(PYTEST) tests/emulator
 
 test-py310: $(INSTALLED310)
+	$(VENV310)/bin/$(COMPILE)
 	$(VENV310)/bin/$(PYTEST) --torch-free -m "not slow and not thorough"
 
 check: lint types architecture test-py310

@@ -239,6 +239,7 @@ def test_factors_of_another_scaling_are_refused(tmp_path):
         with_factors(tmp_path, llama3_factors(4096)).config()
 
 
+@pytest.mark.slow
 def test_the_real_model_equals_what_transformers_loads(smollm2_gguf):
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -124,6 +124,8 @@ def test_this_machine_for_a_model(capsys, tmp_path):
     assert code == 0
     assert said["kernels agree with their references"]["status"] == "ok"
     assert "image path" in said and "text path" in said
+    assert found["data"]["devices"][0]["total_bytes"] > 0
+    assert {section["title"] for section in found["sections"]} >= {"devices", "versions"}
     assert {row["state"] for row in found["data"]["kernels"].values()} <= {"fast", "reference"}
     assert lines(found, "what fits")[0].startswith("tp 1 fits with")
     code, again = report(capsys, "--device", "cpu", "--machine", str(record))

@@ -118,6 +118,7 @@ def old_stack_calls() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_an_old_stack_lacks_the_neutral_calls_and_has_its_own(emulated: Any) -> None:
     memory, waiting, *own = emulated(EMULATED_MUSA_STACK="old").run(old_stack_calls)[0]
     assert "is not a DeviceAllocator" in memory
@@ -125,6 +126,7 @@ def test_an_old_stack_lacks_the_neutral_calls_and_has_its_own(emulated: Any) -> 
     assert own == [True, 1024.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("visible", "count"), [("0", 1), ("1,0", 2), ("", 0)])
 def test_hidden_devices_are_not_there(
     emulated_variables: dict[str, str], visible: str, count: int

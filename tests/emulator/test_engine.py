@@ -68,6 +68,7 @@ def expected(request: Any, folders: dict[str, Path]) -> tuple[Path, list[list[li
     return folder, tokens(outcomes(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_device_answers_as_the_processor_does(emulated: Any, expected: Any, tp: int) -> None:
     folder, answers = expected

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from firstlight.cli.main import main
 from firstlight.planning.audit import read_history
 
@@ -11,6 +13,7 @@ RULES = ("--dtype", "float32", "--max-batch-tokens", "128")
 COMPARED = {"weights", "kv", "framework", "activations", "resident"}
 
 
+@pytest.mark.slow
 def test_a_start_from_a_plan_is_audited(tiny_store: Path, tmp_path: Path, start_service) -> None:
     plan = tmp_path / "plan.json"
     asked = ("plan", str(tiny_store), "--devices", "1xB300", "--tp", "1", *LOAD, *RULES)

@@ -50,6 +50,7 @@ def test_a_rank_killed_while_it_computes_ends_the_service_and_is_named(
     service.wait_for(lambda: not service.survivors(), 10, "without orphans")
 
 
+@pytest.mark.slow
 def test_a_rank_killed_while_idle_ends_the_service(tiny_store: Path, start_service: Any) -> None:
     service = start_service(tiny_store).wait_ready()
     service.ranks()[0].kill()
@@ -58,6 +59,7 @@ def test_a_rank_killed_while_idle_ends_the_service(tiny_store: Path, start_servi
     service.wait_for(lambda: not service.survivors(), 10, "without orphans")
 
 
+@pytest.mark.slow
 def test_a_killed_engine_ends_the_service(tiny_store: Path, start_service: Any) -> None:
     service = start_service(tiny_store).wait_ready()
     events: list[Any] = []
@@ -88,6 +90,7 @@ def test_a_stopped_rank_turns_health_to_503_until_it_goes_on(shared_service: Any
     assert events[-1]["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.slow
 def test_a_request_that_meets_nan_fails_alone(tmp_path: Path, start_service: Any) -> None:
     folder = write_text_model(tmp_path / "checkpoint")
     poison(folder, 290)
@@ -115,6 +118,7 @@ def test_a_request_that_meets_nan_fails_alone(tmp_path: Path, start_service: Any
     assert service.status("/ready") == 200
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_their_answers_never_get_ready(
     tmp_path: Path, tiny_store: Path, start_service: Any
 ) -> None:

@@ -89,7 +89,7 @@ def test_transformers_still_says_what_the_golden_file_holds(smollm2_gguf: Path) 
     made = dict(prompts(smollm2_gguf))
     assert [(case.name, case.prompt_ids) for case in CASES] == list(made.items())
     oracle = load_oracle(smollm2_gguf)
-    for case in (CASES[3], CASES[24], CASES[-1]):
+    for case in (CASES[3], CASES[-1]):
         answer = continue_greedily(oracle, case.prompt_ids)
         assert answer.token_ids == case.token_ids
         assert answer.margins == pytest.approx(case.margins, abs=NEAR_TIE)

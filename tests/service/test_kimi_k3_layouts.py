@@ -74,6 +74,7 @@ def test_the_engine_of_every_layout_answers_the_same(
         assert (found - logprobs).abs().max() <= LIMIT
 
 
+@pytest.mark.slow
 def test_a_service_whose_experts_are_split_answers_the_same(
     store: Path, prompt: list[int], expected: Served, tmp_path: Path
 ) -> None:

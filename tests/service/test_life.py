@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 LONG = {"max_tokens": 4000, "ignore_eos": True}
 
@@ -71,6 +72,7 @@ def test_sigterm_lets_running_requests_finish(tiny_store: Path, start_service: A
     assert service.survivors() == []
 
 
+@pytest.mark.slow
 def test_sigterm_while_loading_ends_at_once(tiny_store: Path, start_service: Any) -> None:
     service = start_service(tiny_store, "--tp", "2")
     service.wait_for(lambda: len(service.family()) == 4, 30, "starting ranks")
@@ -79,6 +81,7 @@ def test_sigterm_while_loading_ends_at_once(tiny_store: Path, start_service: Any
     service.wait_for(lambda: not service.survivors(), 10, "without orphans")
 
 
+@pytest.mark.slow
 def test_killing_the_api_process_leaves_no_orphan(tiny_store: Path, start_service: Any) -> None:
     service = start_service(tiny_store, "--tp", "2").wait_ready()
     stream = service.stream([5, 6, 7], **LONG)
@@ -88,6 +91,7 @@ def test_killing_the_api_process_leaves_no_orphan(tiny_store: Path, start_servic
     service.wait_for(lambda: not service.survivors(), 10, "without orphans")
 
 
+@pytest.mark.slow
 def test_killing_the_api_process_while_loading_leaves_no_orphan(
     tiny_store: Path, start_service: Any
 ) -> None:

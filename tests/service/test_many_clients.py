@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 NUM_CLIENTS = 200
 SQUEEZED = ("--max-sequences", "16", "--chunk-tokens", "64", "--max-batch-tokens", "256")
@@ -53,6 +54,7 @@ async def read_all(http: httpx.AsyncClient, body: dict[str, Any]) -> str:
     return "whole"
 
 
+@pytest.mark.slow
 def test_after_many_clients_nothing_is_held(tiny_store: Path, start_service: Any) -> None:
     service = start_service(tiny_store, "--tp", "2", *SQUEEZED).wait_ready()
 

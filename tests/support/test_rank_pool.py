@@ -54,6 +54,7 @@ def test_one_group_runs_many_functions_in_the_same_processes(ranks):
     assert first == second and len(set(first)) == 2
 
 
+@pytest.mark.slow
 def test_an_exception_comes_back_with_its_rank_and_type(pair):
     with pytest.raises(RuntimeError, match=r"rank 1 failed(.|\n)*refuse_on") as caught:
         pair(2).run(refuse_on, 1)
@@ -61,12 +62,14 @@ def test_an_exception_comes_back_with_its_rank_and_type(pair):
     assert pair(2).run(summed, [1, 1])[0][2] == 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_killed_and_its_stack_shown(pair):
     with pytest.raises(RuntimeError, match=r"no answer from ranks \[1\](.|\n)*in sleep_on"):
         pair(2).run(sleep_on, 1, timeout_seconds=1)
     assert pair(2).run(summed, [1, 2])[1] == (1, 2, 3)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_named_with_its_status(pair):
     with pytest.raises(RuntimeError, match="rank 0 failed\nthe process ended with status 7"):
         pair(2).run(die_on, 0)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,6 @@ from firstlight.training.operations import training_kernels
 from firstlight.training.predictions import accuracies
 from firstlight.training.recipes.k3_mini import held_out
 from firstlight.training.recipes.k3_mini.conversations import Conversation, Renderer
-from firstlight.training.recipes.k3_mini.recipe import prepare
 
 BUNDLED = Path(firstlight.__file__).parent / "data" / "k3_mini"
 
@@ -49,9 +49,8 @@ def test_it_is_small_whole_and_licensed() -> None:
     assert sum(path.stat().st_size for path in BUNDLED.iterdir()) < 8_000_000
 
 
-def test_its_tokenizer_and_config_are_those_of_the_recipe(tmp_path: Path) -> None:
-    prepare(tmp_path)
-    for made in tmp_path.iterdir():
+def test_its_tokenizer_and_config_are_those_of_the_recipe(prepared: Any) -> None:
+    for made in prepared.folder.iterdir():
         assert made.read_bytes() == (BUNDLED / made.name).read_bytes(), made.name
 
 

@@ -2,7 +2,7 @@
 
 import json
 import random
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,15 +16,8 @@ from firstlight.training.recipes.k3_mini.vocabulary import merge_ranks, pieces
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("k3-mini")
-    recipe.prepare(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def renderer(folder: Path) -> Renderer:
-    return Renderer(folder)
+def renderer(prepared: Any) -> Renderer:
+    return Renderer(prepared.folder)
 
 
 def said(renderer: Renderer, talk: Conversation) -> str:
@@ -48,8 +41,8 @@ def test_merges_make_each_text_whole_and_hold_all_bytes() -> None:
     assert {b"banana", b"bandana", b"an"} <= set(ranks) and len(ranks) == len(set(ranks))
 
 
-def test_the_config_is_one_that_can_be_cut_and_quantised(folder: Path) -> None:
-    config = recipe.prepare(folder)
+def test_the_config_is_one_that_can_be_cut_and_quantised(prepared: Any) -> None:
+    config = prepared.config
     spec = read_model_spec(recipe.published_config(config))
     assert spec.config.moe.quantised and spec.vocab_size == config["text_config"]["vocab_size"]
     assert all(spec.facts.axes[name].pieces % 4 == 0 for name in ("heads", "kda_heads", "expert"))
@@ -137,15 +130,15 @@ def test_lists_have_the_length_they_are_named_for(renderer: Renderer, tokens: in
     assert 0.97 * tokens <= length <= tokens + 16
 
 
-def test_copying_is_there_before_any_training(folder: Path) -> None:
+def test_copying_is_there_before_any_training(begun: Any) -> None:
     """The model begins with a rough way of looking up: well above chance, which is 1 in 1000."""
     from firstlight.training.predictions import accuracies
-    from firstlight.training.session import open_run
 
-    run = open_run("k3-mini", folder / "run", seed=0)
-    renderer = Renderer(folder / "run")
+    renderer = Renderer(begun.folder)
     draw = random.Random(5)
     with torch.no_grad():
-        found = accuracies(run.model, [lookup.repeated_list(renderer, draw, 4) for _ in range(20)])
+        found = accuracies(
+            begun.run.model, [lookup.repeated_list(renderer, draw, 4) for _ in range(20)]
+        )
     right, asked = found["list"]
     assert asked == 20 and right >= 10
