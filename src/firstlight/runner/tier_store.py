@@ -24,7 +24,7 @@ from firstlight.schedule.step import Fetch, LostUnit, StepPlan, TierFlow, TierRe
 
 DIGEST_BYTES = 16
 # Bytes that wait to be written to disk at most; more makes the step wait.
-BEHIND_BYTES = 128 * 1024**2
+BEHIND_BYTES = 16 * 1024**2
 # Units that one task brings.
 PER_TASK = 16
 # How long a step without tokens waits for what is on its way.

@@ -164,7 +164,7 @@ class Scheduler:
             elif request.shuns_tiers:
                 updates.append(self._fail(request, LOST_AGAIN))
             else:
-                self._preempt(request)
+                self._put_back(request)  # its state is as wrong as what this step computed
         return updates
 
     def check_integrity(self) -> None:
@@ -239,6 +239,9 @@ class Scheduler:
         and goes out of the device whole if bringing it back is the quicker way.
         """
         self._tiers.park(request)
+        self._put_back(request)
+
+    def _put_back(self, request: Request) -> None:
         self._stop(request)
         request.state = RequestState.WAITING
         request.num_preemptions += 1
