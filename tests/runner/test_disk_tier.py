@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from firstlight.errors import BadInput, EnvironmentProblem
-from firstlight.runner.disk_tier import (
+from firstlight.runner.disk_tier import DiskTier
+from firstlight.runner.tier_files import (
     HEADER_BYTES,
     VERSION,
-    DiskTier,
     check_header,
     read_header,
     remove_stale,
+    require_room,
 )
 
 LAYOUT = {"rank": 0, "tp": 2, "groups": [[1, [["torch.int8", [2, 3]]]]]}
@@ -68,6 +69,12 @@ def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path) -> N
     with pytest.raises(EnvironmentProblem, match="are free there; lower disk="):
         DiskTier(tmp_path / "new", 2**60, LAYOUT)
     assert not list((tmp_path / "new").iterdir())
+
+
+def test_all_ranks_are_counted(tmp_path: Path) -> None:
+    require_room(tmp_path / "to be" / "made", 1000, ranks=8)
+    with pytest.raises(EnvironmentProblem, match="the disk tiers of 1024 ranks take"):
+        require_room(tmp_path, 2**50, ranks=1024)
 
 
 def test_a_folder_that_cannot_be_one(tmp_path: Path) -> None:
