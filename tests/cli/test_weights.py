@@ -92,3 +92,15 @@ def test_up_stops_at_the_first_layer_that_fails(tmp_path, capsys):
     report = report_of(capsys, "up", tmp_path / "none", "--store", tmp_path / "store")
     states = {check["name"]: check["status"] for check in report["checks"]}
     assert states["inspect"] == "fail" and states["shard"] == "unknown"
+
+
+def test_verify_takes_a_store_or_a_service(store, capsys):
+    assert main(["verify"]) == 2 and main(["verify", str(store), "--live", "http://x"]) == 2
+    assert "a store, or --live URL" in capsys.readouterr().err
+    assert main(["verify", "--live", "http://127.0.0.1:9"]) == 4
+    assert "check that the service runs" in capsys.readouterr().err
+
+
+def test_one_rank_reads_for_all_from_a_store_only(checkpoint, capsys):
+    assert main(["serve", str(checkpoint), "--load-from", "rank0", "--port", "0"]) == 2
+    assert f"firstlight shard {checkpoint}" in capsys.readouterr().err

@@ -8,7 +8,16 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 
-from firstlight.engine.messages import Output, Phase, Score, Status
+from firstlight.checkpoint.damage import Damage
+from firstlight.engine.messages import (
+    Output,
+    Phase,
+    RankWeightsChecked,
+    Score,
+    Status,
+    WeightsReloaded,
+    WeightsReport,
+)
 from firstlight.errors import EnvironmentProblem, RequestError
 from firstlight.inputs.tokenizer import Tokenizer
 from firstlight.schedule.request import FinishReason, Request, SubmittedRequest
@@ -48,6 +57,9 @@ class ScriptedEngine:
         self.gone = False
         self.stalled_seconds = 0.0
         self.status_age_seconds = 0.1
+        self.damages: list[Damage] = []
+        self.reloaded_from: list[str | None] = []
+        self.reload_answer = WeightsReloaded("reload", "v2", "known answers hold", 1.5)
         self.drained = False
         self.closed = False
         self.status: Status | None = Status(
@@ -127,6 +139,16 @@ class ScriptedEngine:
             ((token_id + 2) % 256, -float("inf")),
         ]
         return TokenLogprobs(token_id, -0.25, 1, top)
+
+    async def check_weights(self) -> WeightsReport:
+        """What two ranks found: the second one `damages`."""
+        ranks = [RankWeightsChecked(0, 100, []), RankWeightsChecked(1, 90, self.damages)]
+        return WeightsReport("check", ranks, 0.5)
+
+    async def reload_weights(self, source: str | None) -> WeightsReloaded:
+        """The answer a test has set; notes the source."""
+        self.reloaded_from.append(source)
+        return self.reload_answer
 
     async def drain(self) -> None:
         """Waits until nothing is live."""

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from firstlight.engine.messages import Phase
+from firstlight.checkpoint.damage import Damage
+from firstlight.engine.messages import Phase, WeightsReloaded
 from firstlight.errors import EnvironmentProblem
 from firstlight.server.app import create_app
 from firstlight.server.listener import bind_socket
@@ -56,6 +57,43 @@ async def test_an_engine_that_failed_is_not_ready(make_server: Any) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         answer = await client.get("/ready")
     assert answer.status_code == 503 and answer.json()["failure"] == "rank 0 is gone"
+
+
+def test_damaged_weights_are_unhealthy_and_named(start_server: Any) -> None:
+    server = start_server()
+    why = "weights in memory are no longer those that were loaded: rank 1: layer-002, w, granule 3"
+    server.engine.status = msgspec.structs.replace(server.engine.status, unhealthy=why)
+    health, ready = server.get("/health"), server.get("/ready")
+    assert health.status_code == 503 and health.json()["problem"] == why
+    assert ready.status_code == 503 and ready.json()["failure"] == why
+    refused = server.post(CHAT, BODY)
+    assert refused.status_code == 503 and refused.json()["error"]["message"] == why
+    server.engine.damages = [Damage(1, "layer-002", "w", None, 3)]
+    found = server.post("/weights/check", None)  # may be asked, and repaired
+    assert found.status_code == 200 and found.json()["intact"] is False
+    assert found.json()["ranks"][1]["damages"][0]["unit"] == "layer-002"
+    assert server.post("/weights/reload", {}).json()["source_digest"] == "v2"
+
+
+def test_a_reload_says_what_went_wrong(start_server: Any) -> None:
+    server = start_server(api_keys=("secret",))
+    engine, key = server.engine, {"Authorization": "Bearer secret"}
+    assert server.post("/weights/reload", {"source": "x"}).status_code == 401
+    assert server.post("/weights/check", {}).status_code == 401
+    assert engine.reloaded_from == []
+    for refusal, problem, status in (
+        ("bad_source", "x: no such file", 400),
+        ("reloading", "already", 409),
+        ("draining", "shutting down", 503),
+        ("", "rank 0: damaged", 500),
+    ):
+        engine.reload_answer = WeightsReloaded("r", problem=problem, refusal=refusal)
+        answer = server.post("/weights/reload", {"source": "x"}, **key)
+        assert answer.status_code == status and answer.json()["error"]["message"] == problem
+    open_server = start_server()
+    refused = open_server.post("/weights/reload", {"source": "x"})
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "key_needed"
+    assert open_server.engine.reloaded_from == []
 
 
 def test_health_needs_a_fresh_heartbeat(start_server: Any) -> None:

@@ -98,8 +98,9 @@ def test_a_flipped_bit_in_a_live_rank(
         assert code == 1 and not report["data"]["intact"]
         assert any(check["name"].startswith(named) for check in report["checks"])
 
-        other = client.post("/weights/reload", json={"source": str(tmp_path / "checkpoint")})
-        assert other.status_code == 200, other.text  # the same weights, not converted
+        body = {"source": str(tmp_path / "checkpoint")}
+        other = client.post("/weights/reload", json=body)  # the same weights, not converted
+        assert other.status_code == 400 and "needs a store" in other.json()["error"]["message"]
         again = client.post("/weights/reload", json={})
         assert again.status_code == 200 and again.json()["seconds"] > 0
         assert service.status("/health") == 200 and service.get("/ready").status_code == 200

@@ -4,11 +4,12 @@ cut.
 Knows no request and no cache.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -16,6 +17,7 @@ from firstlight.assembly.pack import PackReport, pack_modules
 from firstlight.checkpoint.loader import LoadReport, load_into
 from firstlight.checkpoint.read_plan import kept_types, parameter_shapes
 from firstlight.checkpoint.torch_types import TORCH_TYPES
+from firstlight.checkpoint.watched_weights import Held
 from firstlight.kernels.registry import KernelSet
 from firstlight.layers.experts import Mxfp4Experts, to_dense
 from firstlight.models.spec import ModelSpec
@@ -30,7 +32,8 @@ class BuildOptions:
     threads.
 
     A `trainable` model has gradients; it needs kernels that have them. Weights are packed, without
-    loss, when `pack` is set and the kernels gain by it; a trainable model keeps plain ones.
+    loss, when `pack` is set and the kernels gain by it; a trainable model keeps plain ones. Of a
+    group `leader_of` the first rank reads the store for all.
     """
 
     dtype: torch.dtype
@@ -40,12 +43,14 @@ class BuildOptions:
     check_digests: bool = True
     trainable: bool = False
     pack: bool = True
+    leader_of: dist.ProcessGroup | None = None
 
 
 @dataclass(frozen=True)
 class AssembledModel:
     """A rank's part of a model, ready to run. `planned_bytes` follows from the rules alone;
-    `allocated_bytes` is what loading took, before weights were packed.
+    `allocated_bytes` is what loading took, before weights were packed. `weights` is what kernels
+    read, by the name of the rule that fills it; nothing of a trainable model.
     """
 
     module: Any
@@ -53,6 +58,7 @@ class AssembledModel:
     planned_bytes: int
     allocated_bytes: int
     packed: PackReport | None = None
+    weights: Mapping[str, Held] = field(default_factory=dict)
 
     @property
     def packed_bytes(self) -> int:
@@ -87,6 +93,7 @@ def assemble(
         progress=progress,
         threads=options.threads,
         check=options.check_digests,
+        leader_of=options.leader_of,
     )
     move_buffers(module, options.device)
     # Before the rules are applied: they put hooks on the gradients there are.
@@ -94,9 +101,12 @@ def assemble(
         unpack_experts(module, options.dtype)
     set_trainable(module, options.trainable)
     allocated_bytes = sum(t.untyped_storage().nbytes() for t in parameters.values())
+    names = () if options.trainable else tuple(parameters)
+    weights: dict[str, Held] = {name: module.get_parameter(name) for name in names}
     parameters.clear()  # or what is packed would stay in memory
     packs = options.pack and not options.trainable
     packed = pack_modules(module, kernels) if packs else None
+    weights.update(packed.weights if packed is not None else {})
     apply_rules(module, spec.family.table, spec.facts, mesh)
     return AssembledModel(
         module=module,
@@ -104,6 +114,7 @@ def assemble(
         planned_bytes=planned_bytes(spec, mesh, options.dtype),
         allocated_bytes=allocated_bytes,
         packed=packed,
+        weights=weights,
     )
 
 
@@ -123,7 +134,7 @@ def rehearse_rank(
     untold = set(dict(module.named_parameters())) ^ set(parameters)
     tied = {name for name, _ in spec.family.table.tied if "tied" in spec.facts.flags}
     assert untold <= tied, f"the rule table and the module disagree on {sorted(untold)[:20]}"
-    _set_parameters(module, parameters, spec)
+    place_parameters(module, parameters, spec)
     set_trainable(module, False)
     apply_rules(module, spec.family.table, spec.facts, mesh)
     return module, sum(t.numel() * t.element_size() for t in parameters.values())
@@ -181,8 +192,11 @@ class _NoInitialValues(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def allocate(spec: ModelSpec, mesh: Mesh, options: BuildOptions) -> dict[str, Tensor]:
-    """Returns uninitialised tensors, by parameter name, of the shapes this rank holds.
+def allocate(
+    spec: ModelSpec, mesh: Mesh, options: BuildOptions, names: Container[str] | None = None
+) -> dict[str, Tensor]:
+    """Returns uninitialised tensors, by parameter name, of the shapes this rank holds: all of
+    them, or those of some names.
 
     They have the compute dtype unless their rule keeps another; local experts are stacked.
     """
@@ -194,6 +208,7 @@ def allocate(spec: ModelSpec, mesh: Mesh, options: BuildOptions) -> dict[str, Te
             device=options.device,
         )
         for name, shape in parameter_shapes(spec, mesh.place).items()
+        if names is None or name in names
     }
 
 
@@ -202,7 +217,7 @@ def install(module: nn.Module, parameters: Mapping[str, Tensor], spec: ModelSpec
 
     Asserts that none is left without storage: the rule table and the module must agree.
     """
-    _set_parameters(module, parameters, spec)
+    place_parameters(module, parameters, spec)
     empty = [n for n, p in module.named_parameters() if p.is_meta]
     assert not empty, f"parameters the rule table of {spec.family.name} does not name: {empty}"
 
@@ -219,7 +234,8 @@ def planned_bytes(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype) -> int:
     return held_bytes(spec.tensors, spec.facts, mesh.place, element_bytes=dtype.itemsize)
 
 
-def _set_parameters(module: nn.Module, parameters: Mapping[str, Tensor], spec: ModelSpec) -> None:
+def place_parameters(module: nn.Module, parameters: Mapping[str, Tensor], spec: ModelSpec) -> None:
+    """Puts tensors in the place of some of the module's parameters, tied ones shared."""
     for name, tensor in parameters.items():
         _set_parameter(module, name, nn.Parameter(tensor, requires_grad=False))
     if "tied" in spec.facts.flags:

@@ -32,11 +32,13 @@ from firstlight.layers.packed_modules import (
 
 @dataclass(frozen=True)
 class PackReport:
-    """Bytes of the weights before and after packing, and how many took which format."""
+    """Bytes of the weights before and after packing, and how many took which format; `weights` are
+    those that are packed, by the name their parameter had."""
 
     bytes_before: int = 0
     bytes_after: int = 0
     formats: dict[str, int] = field(default_factory=dict)
+    weights: dict[str, PackedWeight] = field(default_factory=dict)
 
 
 def pack_modules(module: nn.Module, kernels: KernelSet) -> PackReport:
@@ -49,7 +51,7 @@ def pack_modules(module: nn.Module, kernels: KernelSet) -> PackReport:
     """
     if not kernels.packs_weights:
         return PackReport()
-    packer = _Packer(kernels)
+    packer = _Packer(kernels, {id(p): name for name, p in module.named_parameters()})
     _swap_children(module, packer)
     packer.free()
     _return_free_memory()
@@ -59,8 +61,9 @@ def pack_modules(module: nn.Module, kernels: KernelSet) -> PackReport:
 class _Packer:
     """Packs each weight once, by the identity of its tensor."""
 
-    def __init__(self, kernels: KernelSet) -> None:
+    def __init__(self, kernels: KernelSet, names: dict[int, str]) -> None:
         self.kernels = kernels
+        self._names = names
         self.done: dict[int, tuple[Tensor, PackedWeight]] = {}
         self.bytes_before = 0
 
@@ -84,7 +87,10 @@ class _Packer:
         formats: dict[str, int] = {}
         for weight in packed:
             formats[weight.format] = formats.get(weight.format, 0) + 1
-        return PackReport(self.bytes_before, sum(weight.num_bytes for weight in packed), formats)
+        after = sum(weight.num_bytes for weight in packed)
+        named = {self._names[key]: packed for key, (_, packed) in self.done.items()}
+        own = {name: weight for name, weight in named.items() if weight.format != "float32"}
+        return PackReport(self.bytes_before, after, formats, own)
 
 
 def _swap_children(module: nn.Module, packer: _Packer) -> None:

@@ -25,12 +25,14 @@ from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import cache_needs, plan_caches
 from firstlight.engine.socket_folder import make_socket_folder
 from firstlight.engine.zmq_client import ZmqEngineClient
-from firstlight.errors import ConfigError
+from firstlight.errors import ConfigError, UsageError
 from firstlight.models.spec import ModelSpec
 from firstlight.planning.plan_file import read_plan
 from firstlight.planning.start import check_plan, check_start, start_load
 from firstlight.runner.model_path import read_spec
+from firstlight.runner.tier_files import require_room
 from firstlight.settings.serve import ServeSettings
+from firstlight.settings.tiers import parse_tiers
 from firstlight.sharding.layout import Layout
 from firstlight.sharding.slices import check_layout
 
@@ -57,6 +59,7 @@ def launch(settings: ServeSettings) -> int:
     if plan is not None:
         check_plan(plan, spec, settings)
     check_layout(spec.facts, Layout(tp=settings.tp, ep=settings.ep))
+    check_reader(settings)
     listener = bind_socket(settings.host, settings.port)
     configure_logging(settings.log_level)
     folder = make_socket_folder()
@@ -65,6 +68,9 @@ def launch(settings: ServeSettings) -> int:
         engine_settings = make_engine_settings(settings, folder, started, device.name)
         free = device.available_bytes
         check_start(spec, start_load(settings, spec, free_bytes=free, plan=plan))
+        tiers = parse_tiers(settings.tiers)
+        if tiers.folder is not None:
+            require_room(tiers.folder, tiers.disk_bytes, ranks=settings.tp)
         check_cache_fits(engine_settings, spec, device)
         return _run(settings, spec, listener, engine_settings)
     finally:
@@ -106,6 +112,15 @@ def check_cache_fits(settings: EngineSettings, spec: ModelSpec, device: DeviceFa
     )
 
 
+def check_reader(settings: ServeSettings) -> None:
+    """Raises UsageError where one rank cannot read for all."""
+    if settings.load_from != "own" and not is_store(settings.model):
+        raise UsageError(
+            f"load_from {settings.load_from}: one rank can read for all from a store only; make "
+            f"one with `firstlight shard {settings.model} STORE`, or leave load_from out"
+        )
+
+
 def make_engine_settings(
     settings: ServeSettings, directory: Path, started: float, device: str
 ) -> EngineSettings:
@@ -122,6 +137,8 @@ def make_engine_settings(
         ep=settings.ep,
         dtype=settings.dtype,
         kv_dtype=settings.kv_dtype,
+        tiers=settings.tiers,
+        attention=settings.attention,
         device=device,
         threads=settings.threads_per_rank(cores),
         context_length=settings.context,
@@ -133,10 +150,14 @@ def make_engine_settings(
         prompt_share=limits.prompt_share,
         max_waiting=settings.max_waiting,
         encoder_cache_bytes=settings.encoder_cache_bytes,
+        weights_budget_bytes=settings.weights_budget_bytes,
+        weights_host_bytes=settings.weights_host_bytes,
         check_digests=settings.check_digests,
         skip_gate=settings.skip_gate,
         memory_bytes=settings.memory_bytes,
         plan=str(settings.plan) if settings.plan else "",
+        load_from=settings.load_from,
+        weights_check_seconds=settings.weights_check_seconds,
     )
 
 

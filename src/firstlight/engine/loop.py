@@ -8,20 +8,27 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from firstlight.cache.cache_group import GroupUsage
 from firstlight.engine.constraints import Constraints
 from firstlight.engine.messages import (
     Cancel,
+    CheckWeights,
     Drain,
     FromEngine,
     Output,
     Outputs,
+    ReloadWeights,
     Score,
     Submit,
     ToEngine,
+    WeightsReloaded,
 )
+from firstlight.engine.ranks import RankFailure
 from firstlight.engine.startup import Running
-from firstlight.errors import RequestError
+from firstlight.engine.tier_metrics import record_moves, record_tiers
+from firstlight.errors import BadInput, FirstlightError, RequestError
 from firstlight.metrics.events import (
     CacheGroupState,
     CacheState,
@@ -34,6 +41,7 @@ from firstlight.metrics.events import (
     RequestStarted,
     SlotState,
     StepDone,
+    WeightsStreamed,
 )
 from firstlight.runner import protocol
 from firstlight.schedule.answers import RequestUpdate
@@ -49,7 +57,8 @@ class EngineLoop:
     """Serves requests on a running engine until it is drained.
 
     `constraints` holds the requests' grammars. `receive(wait_seconds)` gives the next message from
-    the API process or None; `send` answers it; `advanced` is called after every step.
+    the API process or None; `send` answers it; `advanced` is called after every step. `reload` puts
+    weights of a source (None: their own) in the place of those that are there.
     """
 
     def __init__(
@@ -61,6 +70,7 @@ class EngineLoop:
         receive: Callable[[float], ToEngine | None],
         send: Callable[[FromEngine], None],
         advanced: Callable[[], None],
+        reload: Callable[[str | None], None] | None = None,
     ) -> None:
         self._running = running
         self._recorder = recorder
@@ -68,14 +78,27 @@ class EngineLoop:
         self._receive = receive
         self._send = send
         self._advanced = advanced
+        self._reload = reload
         self._draining = False
+        self._to_reload: ReloadWeights | None = None
+        self._unhealthy: str | None = None
         self._submitted_at: dict[str, float] = {}
         self._preemptions = 0
 
     @property
     def busy(self) -> bool:
-        """Says whether there are unfinished requests."""
-        return self._running.scheduler.has_work
+        """Says whether there are unfinished requests, or weights to be reloaded."""
+        return self._running.scheduler.has_work or self._to_reload is not None
+
+    @property
+    def is_reloading(self) -> bool:
+        """Says whether no request is taken because weights are replaced."""
+        return self._to_reload is not None
+
+    @property
+    def unhealthy(self) -> str | None:
+        """Why no request is served until weights were reloaded; None when all is well."""
+        return self._unhealthy
 
     @property
     def _is_done(self) -> bool:
@@ -88,14 +111,17 @@ class EngineLoop:
         while not self._is_done:
             self._take_messages()
             self._admit_prepared()
-            if not self.busy:
+            if not self._running.scheduler.has_work:
                 self._running.ranks.check_alive()
+                self._replace_weights()
             self._step()
+            self._check_weights()
 
     def _take_messages(self) -> None:
         """Takes all messages that are there; waits a moment only when there is nothing to run."""
         idle_seconds = COMPILE_SECONDS if self._constraints.num_pending else RECEIVE_SECONDS
-        wait = 0.0 if self.busy else idle_seconds
+        guard = self._running.guard
+        wait = 0.0 if self.busy or (guard is not None and guard.is_asked) else idle_seconds
         while (message := self._receive(wait)) is not None:
             wait = 0.0
             if isinstance(message, Submit):
@@ -104,13 +130,20 @@ class EngineLoop:
                 self._cancel(message.request_ids)
             elif isinstance(message, Drain):
                 self._draining = True
+            elif isinstance(message, CheckWeights):
+                if guard is not None:
+                    guard.ask(message.check_id)
+            elif self._to_reload is None:
+                self._to_reload = message
+            else:
+                problem = "weights are being reloaded already"
+                self._send(WeightsReloaded(message.reload_id, problem=problem, refusal="reloading"))
 
     def _submit(self, requests: Sequence[SubmittedRequest]) -> None:
         refused: list[Output] = []
         for request in requests:
             try:
-                if self._draining:
-                    raise RequestError("the service is shutting down", code="draining")
+                self._check_open()
                 if request.params.grammar:
                     self._constraints.prepare(request)
                 else:
@@ -120,7 +153,18 @@ class EngineLoop:
         if refused:
             self._send(Outputs(refused))
 
+    def _check_open(self) -> None:
+        """Raises RequestError when no request is taken now."""
+        if self._draining:
+            raise RequestError("the service is shutting down", code="draining")
+        if self._unhealthy is not None:
+            raise RequestError(self._unhealthy, code="unhealthy")
+        if self._to_reload is not None:
+            raise RequestError("the weights are being reloaded; try again soon", code="reloading")
+
     def _add(self, request: SubmittedRequest) -> None:
+        if self._unhealthy is not None:
+            raise RequestError(self._unhealthy, code="unhealthy")
         self._running.scheduler.add(request)
         self._submitted_at[request.request_id] = time.monotonic()
 
@@ -144,6 +188,54 @@ class EngineLoop:
         self._answer([*gone, *self._running.scheduler.cancel(request_ids)])
         self._record_state()  # no step may follow
 
+    def _check_weights(self) -> None:
+        """Reads what weights are due. What was computed with damaged ones is worth nothing: every
+        request ends with the reason, and none is taken until weights were reloaded."""
+        guard = self._running.guard
+        if guard is None:
+            return
+        known = len(guard.damages)
+        for report in guard.turn(busy=self._running.scheduler.has_work):
+            self._send(report)
+            self._advanced()
+        if len(guard.damages) > known:
+            self._unhealthy = guard.problem
+            self._answer(self._running.scheduler.fail_all(guard.problem or ""))
+            self._record_state()
+
+    def _replace_weights(self) -> None:
+        """Reloads weights if that was asked; nothing runs now."""
+        order = self._to_reload
+        if order is None or self._constraints.num_pending:
+            return
+        answer = self._reloaded(order)
+        self._to_reload = None
+        self._send(answer)
+
+    def _reloaded(self, order: ReloadWeights) -> WeightsReloaded:
+        began, facts = time.monotonic(), self._running.facts
+        if self._reload is None or self._draining:
+            problem = "the service is shutting down"
+            return WeightsReloaded(order.reload_id, problem=problem, refusal="draining")
+        problem = ""
+        try:
+            self._reload(order.source)
+            self._unhealthy = None
+        except BadInput as error:  # nothing was touched
+            return WeightsReloaded(order.reload_id, problem=str(error), refusal="bad_source")
+        except RankFailure:
+            raise
+        except FirstlightError as error:
+            problem = self._unhealthy = str(error)
+            self._running.scheduler.fail_all(problem)  # what the gate had asked
+        return WeightsReloaded(
+            order.reload_id,
+            source_digest=str(facts["source_digest"]),
+            known_answers=str(facts["known_answers"]),
+            seconds=time.monotonic() - began,
+            problem=problem,
+        )
+
     def _step(self) -> None:
         scheduler, ranks = self._running.scheduler, self._running.ranks
         plan = scheduler.schedule()
@@ -164,6 +256,9 @@ class EngineLoop:
         for report in done:
             rank = f"rank {report.rank}"
             self._recorder.record(ProcessMemory(rank, report.resident_bytes))
+            if report.traffic is not None:
+                moved = msgspec.structs.asdict(report.traffic)
+                self._recorder.record(WeightsStreamed(rank=report.rank, **moved))
 
     def _answer(self, updates: Sequence[RequestUpdate]) -> None:
         if updates:
@@ -186,7 +281,10 @@ class EngineLoop:
         num_failed = sum(row.reason != NO_TOKEN_LEFT for row in result.failed)
         if num_failed:
             record(NanRows(num_rows=num_failed))
-        record(StepDone(seconds=seconds, num_tokens=plan.num_tokens, num_requests=len(plan.steps)))
+        record_moves(self._recorder, result)
+        if plan.steps:
+            num_tokens, num_requests = plan.num_tokens, len(plan.steps)
+            record(StepDone(seconds=seconds, num_tokens=num_tokens, num_requests=num_requests))
         self._record_state()
 
     def _record_starts(self, plan: StepPlan) -> None:
@@ -205,6 +303,7 @@ class EngineLoop:
         self._record_pool("kv", usage.used_share, "kv_bytes_per_rank")
         for index, group in enumerate(usage.groups):
             self._recorder.record(_group_state(index, group))
+        record_tiers(self._recorder, usage, counts)
         slots = usage.slots
         if slots is not None:
             self._record_pool("recurrent", slots.used / slots.usable, "recurrent_bytes_per_rank")

@@ -76,7 +76,8 @@ class Heartbeat:
             sequence=self._sequence,
             progress=self._progress,
             busy=loop is None or loop.busy,
-            ready=loop is not None,
+            ready=loop is not None and not loop.is_reloading,
+            unhealthy=loop.unhealthy if loop is not None else None,
             phases=self._timeline.phases(),
             facts=self._facts,
             metrics=self._series.flatten(),
@@ -133,6 +134,7 @@ def run(settings: EngineSettings) -> int:
             receive=sockets.receive,
             send=sockets.send,
             advanced=heartbeat.advanced,
+            reload=lambda source: startup.reload(running, source),
         )
         heartbeat.ready(loop, running)
         loop.serve()

@@ -5,14 +5,18 @@ reported.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from firstlight.cache.manager import blocks_for, check_specs, distinct_specs
+from firstlight.cache.cache_group import RECURRENT
+from firstlight.cache.make_groups import check_specs
+from firstlight.cache.manager import blocks_for, distinct_specs
 from firstlight.cache.paged_group import group_blocks
 from firstlight.engine.settings import EngineSettings
+from firstlight.engine.tier_sizing import plan_tiers
 from firstlight.errors import OutOfBudget, UsageError
 from firstlight.models.spec import ModelSpec
 from firstlight.planning.memory import window_blocks
+from firstlight.settings.tiers import parse_tiers
 from firstlight.sharding.state_spec import StateSpec, cached_token_bytes
 from firstlight.units import format_bytes
 
@@ -30,7 +34,8 @@ SNAPSHOT_SHARE = 0.25
 class CacheNeeds:
     """What the cache must hold: layer states, tokens per block, sequences and their longest
     length. `chunk_tokens` of one sequence are computed in a step (None: any number), which bounds
-    what layers with a window hold of it.
+    what layers with a window hold of it. `far_pages` of a sequence may lie outside the device, in
+    each group.
     """
 
     states: Sequence[StateSpec]
@@ -41,6 +46,7 @@ class CacheNeeds:
     context_length: int
     chunk_tokens: int | None = None
     kv_dtype: str = "auto"
+    far_pages: int = 0
 
     @property
     def slot_bytes(self) -> int:
@@ -68,9 +74,20 @@ class CacheNeeds:
         return blocks_for(self.context_length, self.block_size)
 
     @property
+    def least_blocks(self) -> int:
+        """Blocks on the device without which a sequence of full length could not be computed: all,
+        or what is left beside `far_pages`, but two steps' worth.
+        """
+        whole = self.blocks_per_sequence
+        working = 2 * blocks_for(self.chunk_tokens or self.context_length, self.block_size) + 2
+        return min(whole, max(whole - self.far_pages, working))
+
+    @property
     def least_paged_bytes(self) -> int:
-        """Bytes on one rank of the blocks of one sequence of full length, and the null blocks."""
-        return self.paged_bytes(self.blocks_per_sequence + 1)
+        """Bytes on one rank of the blocks that one sequence of full length needs on the device, and
+        of the null blocks.
+        """
+        return self.paged_bytes(self.least_blocks + 1)
 
     def window_blocks(self, num_blocks: int) -> dict[int, int]:
         """Blocks of groups by their window, when others have `num_blocks`: all that sequences can
@@ -116,7 +133,7 @@ def cache_needs(settings: EngineSettings, spec: ModelSpec) -> CacheNeeds:
             f"context {asked} exceeds the model's {spec.context_length} tokens; positions beyond "
             "it were never trained"
         )
-    return CacheNeeds(
+    needs = CacheNeeds(
         spec.states,
         settings.block_size,
         settings.tp,
@@ -126,6 +143,10 @@ def cache_needs(settings: EngineSettings, spec: ModelSpec) -> CacheNeeds:
         settings.chunk_tokens,
         settings.kv_dtype,
     )
+    far = plan_tiers(needs.states, needs.unit_bytes, parse_tiers(settings.tiers))
+    kinds = [spec.kind for spec in distinct_specs(needs.states)]
+    pages = [sum(size) for size, kind in zip(far, kinds, strict=False) if kind != RECURRENT]
+    return replace(needs, far_pages=min(pages, default=0))
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,15 @@ Each step is a phase of the timeline; the first that fails ends the start with i
 """
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from firstlight.cache.manager import CacheManager, CacheOptions, distinct_specs
+import msgspec
+
+from firstlight.cache.cache_options import CacheOptions
+from firstlight.cache.manager import CacheManager, distinct_specs
 from firstlight.checkpoint.known_answers import KnownAnswers, read_answers
 from firstlight.engine.audit import Audit
 from firstlight.engine.gate import GateResult, compare_answers, fit_answers
@@ -17,10 +21,13 @@ from firstlight.engine.self_test import Served, decoding_request, scoring_reques
 from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import CacheNeeds, CachePlan, cache_needs, plan_caches
 from firstlight.engine.socket_folder import make_socket_folder
+from firstlight.engine.tier_sizing import plan_tiers, tier_bytes
 from firstlight.engine.timeline import Timeline
-from firstlight.errors import CheckFailed
+from firstlight.engine.weight_guard import WeightGuard, first_problem
+from firstlight.engine.weight_source import check_replacement
+from firstlight.errors import BadInput, CheckFailed
 from firstlight.metrics.events import CacheState, PhaseDone, Recorder
-from firstlight.models.spec import ModelSpec
+from firstlight.models.spec import ModelSpec, with_attention
 from firstlight.runner.model_path import read_spec
 from firstlight.runner.protocol import (
     AllocateCaches,
@@ -28,19 +35,23 @@ from firstlight.runner.protocol import (
     RankLoaded,
     RankProgress,
     RankSettings,
+    ReloadWeights,
     StepDone,
+    WeightsAgreed,
 )
 from firstlight.schedule.request import SamplingParams, SubmittedRequest
 from firstlight.schedule.scheduler import Scheduler
 from firstlight.schedule.settings import SchedulerSettings
 from firstlight.schedule.step import StepPlan
+from firstlight.settings.tiers import parse_tiers
 from firstlight.sharding.layout import Layout
 from firstlight.sharding.slices import check_layout
-from firstlight.units import format_bytes
+from firstlight.units import format_bytes, format_seconds
 
 # Tokens of the warm-up prompt, and output tokens after it: both forms of a step are run once.
 WARM_UP_TOKENS = 64
 WARM_UP_OUTPUT = 2
+RELOAD = "reload weights"
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class Running:
     context_length: int
     facts: dict[str, str | int | float]
     audit: Audit | None = None
+    guard: WeightGuard | None = None
 
 
 class Startup:
@@ -73,6 +85,7 @@ class Startup:
         self._recorder = recorder
         self._advanced = advanced
         self._facts: dict[str, str | int | float] = {}
+        self._num_reloads = 0
         self.ranks: RankGroup | None = None
 
     def run(self) -> Running:
@@ -84,16 +97,25 @@ class Startup:
         with timeline.phase("start ranks"):
             self.ranks = self._start_ranks()
         spec = read_spec(Path(settings.model))
+        spec = with_attention(spec, settings.attention, settings.block_size)
         check_layout(spec.facts, Layout(tp=settings.tp, ep=settings.ep))
         needs = cache_needs(settings, spec)
         self._audit = Audit(settings, spec, self._recorder)
         with timeline.phase("load weights"):
             loaded = self._collect_loaded(self.ranks)
+            guard = self._agree_on_weights(self.ranks)
         with timeline.phase("allocate caches"):
             plan = self._allocate_caches(self.ranks, needs, loaded)
         scheduler, cache = self._make_scheduler(needs, plan, loaded)
         running = Running(
-            self.ranks, scheduler, cache, spec, needs.context_length, self._facts, self._audit
+            ranks=self.ranks,
+            scheduler=scheduler,
+            cache=cache,
+            spec=spec,
+            context_length=needs.context_length,
+            facts=self._facts,
+            audit=self._audit,
+            guard=guard,
         )
         with timeline.phase("warm up"):
             self._warm_up(running)
@@ -123,25 +145,70 @@ class Startup:
             context_length=settings.context_length or 0,
             block_size=settings.block_size,
             kv_dtype=settings.kv_dtype,
+            attention=settings.attention,
             parent_id=os.getpid(),
             check_digests=settings.check_digests,
             encoder_cache_bytes=settings.encoder_cache_bytes,
+            weights_budget_bytes=settings.weights_budget_bytes,
+            weights_host_bytes=settings.weights_host_bytes,
+            load_from=settings.load_from,
         )
         return RankGroup(common, directory, stall_seconds=settings.stall_seconds)
 
     def _collect_loaded(self, ranks: RankGroup) -> list[RankLoaded]:
         loaded = ranks.collect(RankLoaded, on_progress=self._on_progress)
-        digests = {report.source_digest for report in loaded}
-        if len(digests) != 1:
-            raise CheckFailed(f"ranks loaded different weights: {sorted(digests)}")
         self._audit.loaded(loaded)
         self._facts["weights_bytes"] = sum(report.weights_allocated for report in loaded)
+        if loaded[0].residency:
+            self._facts["weights_residency"] = loaded[0].residency
         self._facts["source_digest"] = loaded[0].source_digest
         self._facts["threads_per_rank"] = loaded[0].threads
         self._facts["device"] = loaded[0].device
         self._facts["dtype"] = self._settings.dtype
         self._facts["kernels"] = "\n".join(loaded[0].kernels)
         return loaded
+
+    def _agree_on_weights(self, ranks: RankGroup) -> WeightGuard:
+        """Refuses ranks that hold other weights than the rest; from here on all are watched."""
+        period = self._settings.weights_check_seconds
+        guard = WeightGuard(ranks, self._recorder, period_seconds=period)
+        agreed = guard.agree()
+        if problem := first_problem(agreed):
+            raise CheckFailed(problem)
+        seconds = max(report.seconds for report in agreed)
+        self._facts["weights_watch_seconds"] = seconds
+        text = f"checksums in {format_seconds(seconds)}, the same on every rank"
+        self._timeline.detail("load weights", text)
+        return guard
+
+    def reload(self, running: Running, source: str | None) -> None:
+        """Reads weights again in place, from another source if one is given, empties the prefix
+        cache and asks the known answers again. No request may run.
+
+        Raises BadInput and its like before anything is touched, and CheckFailed afterwards: weights
+        are then not to be used.
+        """
+        settings, guard = self._settings, running.guard
+        if settings.weights_budget_bytes is not None:
+            raise BadInput(
+                "weights within a budget are not replaced in place; start a service with the others"
+            )
+        assert guard is not None, "weights are reloaded that nobody watches"
+        path = source or settings.model
+        check_replacement(Path(settings.model), Path(path), load_from=settings.load_from)
+        self._timeline.begin(RELOAD, time.time(), detail=path)
+        try:
+            running.ranks.send(ReloadWeights(path))
+            reports = running.ranks.collect(WeightsAgreed, on_progress=self._on_progress)
+            if problem := first_problem(guard.agreed(reports)):
+                raise CheckFailed(f"the weights of {path} could not be loaded: {problem}")
+            self._settings = msgspec.structs.replace(settings, model=path)
+            self._facts["source_digest"] = reports[0].source_digest
+            self._num_reloads += 1
+            running.cache.forget(f"{reports[0].source_digest} {self._num_reloads}")
+            self._gate(running)
+        finally:
+            self._timeline.end(RELOAD, time.time())
 
     def _allocate_caches(
         self, ranks: RankGroup, needs: CacheNeeds, loaded: list[RankLoaded]
@@ -152,8 +219,20 @@ class Startup:
             held = max(report.weights_allocated for report in loaded)
             available = min(available, max(0, settings.memory_bytes - held))
         owned = all(report.owned for report in loaded)
+        tiers = parse_tiers(settings.tiers)
+        if not owned:  # the host tier lies in the same memory
+            available = max(0, available - tiers.host_bytes)
         plan = plan_caches(needs, available=available, budget=settings.kv_budget_bytes, owned=owned)
-        ranks.send(AllocateCaches(plan.num_blocks, plan.num_slots, plan.window_blocks))
+        self._far = plan_tiers(needs.states, needs.unit_bytes, tiers)
+        ranks.send(
+            AllocateCaches(
+                plan.num_blocks,
+                plan.num_slots,
+                plan.window_blocks,
+                [(size.host, size.disk) for size in self._far],
+                str(tiers.folder or ""),
+            )
+        )
         reports = ranks.collect(CachesAllocated)
         self._audit.caches(reports, plan)
         for report in reports:
@@ -176,6 +255,9 @@ class Startup:
         facts["kv_bytes_per_rank"] = plan.paged_bytes
         facts["kv_tokens"] = (plan.num_blocks - 1) * needs.block_size
         facts["kv_dtype"] = needs.kv_dtype
+        if self._far:
+            host, disk = tier_bytes(self._far, needs.unit_bytes)
+            facts["tier_host_bytes_per_rank"], facts["tier_disk_bytes_per_rank"] = host, disk
         for kind, size in needs.paged_bytes_by_kind(plan.num_blocks).items():
             facts[f"{kind}_bytes_per_rank"] = size
         if plan.num_slots:
@@ -198,7 +280,10 @@ class Startup:
             model_digest=loaded[0].source_digest,
             num_slots=plan.num_slots,
             options=CacheOptions(
-                settings.chunk_tokens, plan.window_blocks, unit_bytes=needs.unit_bytes
+                settings.chunk_tokens,
+                plan.window_blocks,
+                unit_bytes=needs.unit_bytes,
+                far=self._far,
             ),
         )
         limits = SchedulerSettings(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from firstlight.checkpoint.store_names import is_store
 from firstlight.errors import BadInput
 from firstlight.runner.model_path import inputs_path, read_spec
 
@@ -14,10 +15,17 @@ from firstlight.runner.model_path import inputs_path, read_spec
 _TEXT_FILES = ("token", "vocab", "merges", "special_tokens", "chat_template", "tiktoken")
 
 
-def check_replacement(old: Path, new: Path) -> None:
-    """Raises BadInput unless `new` holds weights of the model `old` is of, with the same tokens."""
+def check_replacement(old: Path, new: Path, *, load_from: str) -> None:
+    """Raises BadInput unless `new` holds weights of the model `old` is of, with the same tokens, in
+    a form that can be read as `load_from` says."""
     if new == old:
         return
+    if not new.exists():
+        raise BadInput(f"{new}: no such file or directory")
+    if load_from != "own" and not is_store(new):
+        raise BadInput(
+            f"{new}: one rank reads for all here, which needs a store (`shard` makes one)"
+        )
     if read_spec(new).config != read_spec(old).config:
         raise BadInput(f"{new}: its config is not that of the model served, {old}; start a service")
     ours, theirs = _text_files(old), _text_files(new)

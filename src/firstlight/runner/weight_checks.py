@@ -53,6 +53,7 @@ class RankWeights:
         self._options = options
         self._round = -1
         self._watch: WeightWatch | None = None
+        self._group: dist.ProcessGroup | None = None
         self._watch_anew()
 
     def agree(self, problem: str = "") -> WeightsAgreed:
@@ -60,8 +61,12 @@ class RankWeights:
         has none."""
         place = self._mesh.place
         if dist.is_initialized():
+            # Digests are no tensors of a device: they pass through host memory.
+            if self._group is None and dist.get_backend() != "gloo":
+                self._group = dist.new_group(backend="gloo")
+            digest, group = self.source.digest, self._group
             try:
-                agree_on_weights(self._watch, place, self.source.digest, problem=problem)
+                agree_on_weights(self._watch, place, digest, problem=problem, group=group)
             except CheckFailed as error:
                 problem = str(error)
         num_bytes = self._watch.num_bytes if self._watch is not None else 0

@@ -8,6 +8,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,18 @@ import psutil
 import torch
 import torch.distributed as dist
 import zmq
+from torch.utils.hooks import RemovableHandle
 
-from firstlight.assembly.build import AssembledModel, BuildOptions, assemble
-from firstlight.assembly.source import open_source, stored_types
+from firstlight.assembly.build import AssembledModel, BuildOptions
+from firstlight.assembly.source import WeightSource, open_source, stored_types
 from firstlight.cache.manager import blocks_for, distinct_specs
 from firstlight.errors import FirstlightError, OutOfBudget
 from firstlight.kernels.builtin import builtin_kernels, machine_query
 from firstlight.kernels.registry import KernelSet
 from firstlight.layers.layer_state import RecurrentSlots
+from firstlight.layers.patterned_attention import set_patterns
 from firstlight.metrics.series import resident_bytes
+from firstlight.models.spec import with_attention
 from firstlight.parallel.mesh import Mesh, join
 from firstlight.platforms.find import find_platform
 from firstlight.runner.cache_tensors import (
@@ -36,22 +41,29 @@ from firstlight.runner.cache_tensors import (
 from firstlight.runner.encoder_cache import EncoderCache, ImageEncoder
 from firstlight.runner.memory import RankDevice
 from firstlight.runner.model_runner import ModelRunner, RunnerContext
+from firstlight.runner.open_tiers import open_tiers
 from firstlight.runner.parent import watch_parent
 from firstlight.runner.peak_memory import PeakMemory
 from firstlight.runner.protocol import (
+    AgreeOnWeights,
     AllocateCaches,
     CachesAllocated,
+    CheckWeights,
     FromRank,
     RankFailed,
     RankLoaded,
     RankProgress,
     RankSettings,
+    ReloadWeights,
     RunStep,
     StepDone,
     StopRank,
     ToRank,
 )
+from firstlight.runner.residency import Residency, ResidencyLimits, assemble_within
 from firstlight.runner.rows import RowTable
+from firstlight.runner.tier_store import TierStore
+from firstlight.runner.weight_checks import RankWeights, reading_group
 from firstlight.settings.settings import debug_wanted
 from firstlight.sharding.layout import Layout
 
@@ -98,6 +110,8 @@ class Rank:
         self._mesh: Mesh | None = None
         self._runner: ModelRunner | None = None
         self._told_at = 0.0
+        self._tiers: TierStore | None = None
+        self._hooks: list[RemovableHandle] = []
 
     def start(self) -> None:
         """Joins the group, chooses kernels, loads the weights and reports."""
@@ -106,9 +120,10 @@ class Rank:
         self._channel.send(RankProgress(settings.rank, "import torch", began))
         self._channel.send(RankProgress(settings.rank, "import torch", time.time(), ended=True))
         self._mesh = self._phase("join ranks", self._join)
-        self._source = self._phase("open weights", lambda: open_source(Path(settings.source)))
+        self._source = self._phase("open weights", self._open)
         self._kernels = self._phase("choose kernels", self._choose_kernels)
-        self._model = self._phase("load weights", self._load)
+        self._model, self._residency = self._phase("load weights", self._load)
+        self._weights = self._phase("watch weights", self._watch)
         report = self._model.report
         self._channel.send(
             RankLoaded(
@@ -125,6 +140,7 @@ class Rank:
                 threads=torch.get_num_threads(),
                 packed_bytes=self._model.packed_bytes,
                 stored=stored_types(self._source.weights),
+                residency=str(self._residency or ""),
             )
         )
 
@@ -132,10 +148,16 @@ class Rank:
         """Handles orders until StopRank."""
         gc.freeze()  # what start-up made lives on; steps should not look at it again and again
         while not isinstance(order := self._channel.receive(), StopRank):
-            if isinstance(order, AllocateCaches):
-                self._allocate(order)
-            else:
+            if isinstance(order, RunStep):
                 self._run(order)
+            elif isinstance(order, AllocateCaches):
+                self._allocate(order)
+            elif isinstance(order, AgreeOnWeights):
+                self._channel.send(self._weights.agree())
+            elif isinstance(order, CheckWeights):
+                self._channel.send(self._weights.check(order))
+            else:
+                self._reload(order)
 
     def _join(self) -> Mesh:
         s = self._settings
@@ -155,23 +177,54 @@ class Rank:
     def _context_length(self) -> int:
         return self._settings.context_length or self._source.spec.context_length
 
-    def _load(self) -> AssembledModel:
+    def _open(self) -> WeightSource:
+        settings = self._settings
+        source = open_source(Path(settings.source))
+        spec = with_attention(source.spec, settings.attention, settings.block_size)
+        return replace(source, spec=spec)
+
+    def _load(self) -> tuple[AssembledModel, Residency | None]:
         assert self._mesh is not None
         settings = self._settings
-        return assemble(
+        self._options = BuildOptions(
+            dtype=self._dtype,
+            device=self._device,
+            num_positions=self._context_length,
+            threads=max(1, settings.threads),
+            check_digests=settings.check_digests,
+            leader_of=reading_group(settings.load_from),
+        )
+        return assemble_within(
+            ResidencyLimits(settings.weights_budget_bytes, settings.weights_host_bytes),
             self._source.spec,
             self._source.weights,
             mesh=self._mesh,
             kernels=self._kernels,
-            options=BuildOptions(
-                dtype=self._dtype,
-                device=self._device,
-                num_positions=self._context_length,
-                threads=max(1, settings.threads),
-                check_digests=settings.check_digests,
-            ),
+            options=self._options,
             progress=self._report_loading,
         )
+
+    def _watch(self) -> RankWeights:
+        assert self._mesh is not None
+        return RankWeights(
+            self._model,
+            self._source,
+            mesh=self._mesh,
+            kernels=self._kernels,
+            options=self._options,
+        )
+
+    def _reload(self, order: ReloadWeights) -> None:
+        path, progress = Path(order.source), self._report_loading
+        answer = self._weights.reload(path, progress=progress, on_replaced=self._use_new_weights)
+        self._channel.send(answer)
+
+    def _use_new_weights(self) -> None:
+        """What was computed by the old ones goes, and modules made anew tell of long steps too."""
+        if self._runner is not None:
+            self._runner.forget_images()
+        set_patterns(self._model.module, self._source.spec.patterns)
+        self._watch_layers()
 
     def _allocate(self, order: AllocateCaches) -> None:
         settings, states = self._settings, self._source.spec.states
@@ -186,7 +239,10 @@ class Rank:
             settings.kv_dtype,
         )
         caches, module = allocate_states(states, shape), self._model.module
+        set_patterns(module, self._source.spec.patterns)
         assert self._mesh is not None
+        digest = self._source.digest
+        self._tiers, caches = open_tiers(caches, order, settings, weights=digest)
         context = RunnerContext(
             module,
             caches,
@@ -194,10 +250,9 @@ class Rank:
             self._device,
             samples=self._mesh.is_first,
             images=self._make_encoder_cache(),
+            tiers=self._tiers,
         )
-        encoder_layers = module.vision.blocks if self._source.spec.reads_images else ()
-        for layer in (*module.layers, *encoder_layers):
-            layer.register_forward_hook(self._tell_of_long_steps)
+        self._watch_layers()
         pages = blocks_for(self._context_length, settings.block_size)
         table = RowTable(settings.max_sequences, len(distinct_specs(states)), pages)
         self._runner = ModelRunner(context, table)
@@ -214,6 +269,11 @@ class Rank:
             )
         )
 
+    def close(self) -> None:
+        """Gives back what outlives a process."""
+        if self._tiers is not None:
+            self._tiers.close()
+
     @property
     def _encoder_cache_bytes(self) -> int:
         return self._settings.encoder_cache_bytes if self._source.spec.reads_images else 0
@@ -223,6 +283,14 @@ class Rank:
             return None
         encoder = ImageEncoder(self._model.module.encode, self._device, self._dtype)
         return EncoderCache(encoder, budget_bytes=self._encoder_cache_bytes)
+
+    def _watch_layers(self) -> None:
+        module = self._model.module
+        for hook in self._hooks:
+            hook.remove()
+        encoder_layers = module.vision.blocks if self._source.spec.reads_images else ()
+        layers = (*module.layers, *encoder_layers)
+        self._hooks = [layer.register_forward_hook(self._tell_of_long_steps) for layer in layers]
 
     def _tell_of_long_steps(self, *_: Any) -> None:
         """A step may take minutes on a slow device; who moves from layer to layer is not hung."""
@@ -246,6 +314,7 @@ class Rank:
                 activation_bytes=measured.tensor_bytes,
                 step_peak_bytes=measured.peak_bytes,
                 encoder_bytes=self._runner.encoder_bytes,
+                traffic=self._residency.take_traffic() if self._residency else None,
             )
         )
 
@@ -268,9 +337,9 @@ def main() -> int:
     watch_parent(settings.parent_id, lambda: os._exit(0))
     channel = RankChannel(settings)
     try:
-        rank = Rank(settings, channel)
-        rank.start()
-        rank.serve()
+        with closing(Rank(settings, channel)) as rank:
+            rank.start()
+            rank.serve()
         return 0
     except FirstlightError as error:
         channel.send(RankFailed(settings.rank, str(error), error.exit_code))

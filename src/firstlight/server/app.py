@@ -19,6 +19,7 @@ from firstlight.server.request_models import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ReloadRequest,
     TokenizeRequest,
 )
 from firstlight.server.response_models import (
@@ -32,6 +33,8 @@ from firstlight.server.response_models import (
     TextCompletion,
     Tokenized,
     Version,
+    WeightsChecked,
+    WeightsReloaded,
 )
 from firstlight.server.schema import (
     Responses,
@@ -61,6 +64,7 @@ def create_app(context: AppContext) -> FastAPI:
     app.include_router(completion_routes(endpoints))
     app.include_router(model_routes(endpoints))
     app.include_router(operation_routes(endpoints))
+    app.include_router(weight_routes(endpoints))
     app.add_exception_handler(HTTPException, _no_such_path)
     document = build_schema(app, context)
     routes = frozenset(document["paths"])
@@ -113,6 +117,27 @@ def model_routes(endpoints: Endpoints) -> APIRouter:
     )
     _post(router, "/tokenize", endpoints.tokenize, TokenizeRequest, Tokenized)
     _post(router, "/detokenize", endpoints.detokenize, DetokenizeRequest, Detokenized)
+    return router
+
+
+def weight_routes(endpoints: Endpoints) -> APIRouter:
+    """The paths that look after the weights in memory."""
+    router = APIRouter(tags=["operation"])
+    router.add_api_route(
+        "/weights/check",
+        endpoints.check_weights,
+        methods=["POST"],
+        response_model=WeightsChecked,
+        responses=error_responses(401, 500, 503),
+    )
+    router.add_api_route(
+        "/weights/reload",
+        endpoints.reload_weights,
+        methods=["POST"],
+        response_model=WeightsReloaded,
+        responses=error_responses(*_READ, 409, 503),
+        openapi_extra=body_of(ReloadRequest),
+    )
     return router
 
 

@@ -29,11 +29,13 @@ from firstlight.server.request_models import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ReloadRequest,
     TokenizeRequest,
 )
 from firstlight.server.response_models import ModelCard, ModelList, Ready, Version
 from firstlight.server.serving_state import ServingState
 from firstlight.server.tokens import detokenize, tokenize
+from firstlight.server.weights import check_weights, reload_weights
 
 Fields = TypeVar("Fields", bound=SamplingFields)
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -118,6 +120,21 @@ class Endpoints:
         recorder.record(ProcessMemory("api", resident_bytes()))
         return Response(self._exposition.render(), media_type=_PROMETHEUS)
 
+    async def check_weights(self) -> Response:
+        """Has every rank compare all its weights in memory with what it loaded, now.
+
+        200 with what was found, damage included; the service is unhealthy from then on.
+        """
+        return json_response(await check_weights(self.context))
+
+    async def reload_weights(self, request: Request) -> Response:
+        """Reads weights again in place once running requests have ended; others get 503 till then.
+
+        Another source than the one served needs a service with an API key.
+        """
+        fields = await read_body(request, ReloadRequest, self.context.limits)
+        return json_response(await reload_weights(fields, self.context))
+
     async def version(self) -> Response:
         """The version of firstlight."""
         return json_response(Version(version=self.context.version))
@@ -142,7 +159,9 @@ class Endpoints:
         if found.draining:
             return unavailable("the server shuts down", seconds, code="shutting_down")
         if found.failure is not None:
-            message = f"the engine has failed: {found.failure}"
+            status = self.context.engine.status
+            failed = status is not None and status.failure is not None
+            message = f"the engine has failed: {found.failure}" if failed else found.failure
             return unavailable(message, seconds, code="engine_unavailable")
         phase = f", it is in the phase {found.phase}" if found.phase else ""
         return unavailable(f"the model is not ready yet{phase}", seconds, code="not_ready")

@@ -20,6 +20,8 @@ _LOG = logging.getLogger("firstlight.server")
 MAX_LISTED = 20
 QUEUE_FULL = "queue_full"
 DRAINING = "draining"
+# Why no request is taken, and the code clients get with a 503.
+_CLOSED = {DRAINING: "shutting_down", "reloading": "reloading", "unhealthy": "engine_unavailable"}
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _SERVICE = {500: "server_error", 503: "service_unavailable"}
 _REFUSED = {
@@ -83,8 +85,8 @@ def to_failure(problem: Exception, *, retry_after_seconds: int) -> ApiFailure:
     if isinstance(problem, ApiFailure):
         return problem
     if isinstance(problem, RequestError):
-        if problem.code == DRAINING:
-            return unavailable(str(problem), retry_after_seconds, code="shutting_down")
+        if problem.code in _CLOSED:
+            return unavailable(str(problem), retry_after_seconds, code=_CLOSED[problem.code])
         full = problem.code == QUEUE_FULL
         return ApiFailure(
             429 if full else 400,

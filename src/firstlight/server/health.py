@@ -34,6 +34,8 @@ def _problem(engine: EngineClient, limits: Limits) -> str | None:
         return f"the engine has not reported for {format_seconds(age)}" if late else None
     if status.failure is not None:
         return f"the engine has failed: {status.failure}"
+    if status.unhealthy is not None:
+        return status.unhealthy
     if age > limits.heartbeat_stale_seconds:
         return f"the engine's last heartbeat is {format_seconds(age)} old"
     most = limits.stall_seconds if status.ready else limits.loading_stall_seconds
@@ -57,13 +59,15 @@ def check_ready(engine: EngineClient, *, draining: bool, limits: Limits | None =
         phase=None if running is None else running.name,
         detail=None if running is None else running.detail,
         progress=0 if status is None else status.progress,
-        failure=problem if status is None else status.failure or problem,
+        failure=problem if status is None else status.failure or status.unhealthy or problem,
     )
 
 
 def is_ready(status: Status | None) -> bool:
     """Whether the start-up gate has passed and nothing has failed since."""
-    return status is not None and status.ready and status.failure is None
+    if status is None or status.failure is not None or status.unhealthy is not None:
+        return False
+    return status.ready
 
 
 def startup_timeline(engine: EngineClient) -> Startup:

@@ -83,6 +83,14 @@ class TokenizeRequest(PromptFields):
     add_generation_prompt: bool | None = Field(None, description="For messages; on by default.")
 
 
+class ReloadRequest(StrictBody):
+    """Body of POST /weights/reload."""
+
+    source: str | None = Field(
+        None, min_length=1, max_length=4096, description="Left out: what is served now."
+    )
+
+
 class DetokenizeRequest(StrictBody):
     """Body of POST /detokenize."""
 

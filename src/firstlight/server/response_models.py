@@ -266,3 +266,39 @@ class Version(Answer):
     """The version of firstlight."""
 
     version: str
+
+
+class DamagedWeights(Answer):
+    """Weights of one rank that are not as they were loaded: a run of the tensor, `granules` pieces
+    of the axis it is cut along from number `granule` on."""
+
+    rank: int
+    unit: str
+    tensor: str
+    expert: int | None
+    granule: int
+    granules: int
+
+
+class RankWeights(Answer):
+    """What one rank compared."""
+
+    rank: int
+    num_bytes: int
+    damages: list[DamagedWeights]
+
+
+class WeightsChecked(Answer):
+    """Whether all weights in memory are those that were loaded."""
+
+    intact: bool
+    seconds: float
+    ranks: list[RankWeights]
+
+
+class WeightsReloaded(Answer):
+    """The weights served from now on."""
+
+    source_digest: str
+    known_answers: str
+    seconds: float

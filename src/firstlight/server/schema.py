@@ -18,6 +18,7 @@ from firstlight.server.request_models import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ReloadRequest,
     TokenizeRequest,
 )
 from firstlight.server.response_models import ErrorBody
@@ -28,6 +29,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     CompletionRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    ReloadRequest,
 )
 _REFERENCE = "#/components/schemas/{model}"
 _ERRORS: Mapping[int, str] = {
@@ -35,6 +37,7 @@ _ERRORS: Mapping[int, str] = {
     401: "No valid API key",
     404: "The model is not served here",
     408: "The body did not arrive in time",
+    409: "Weights are being reloaded already",
     413: "The body is too large",
     415: "The body is declared as something other than JSON",
     429: "The queue is full; Retry-After says when to come back",

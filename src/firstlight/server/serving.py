@@ -103,11 +103,15 @@ async def _end(server: Server, serving: ServingState, context: AppContext) -> in
 
 
 async def _reason(server: Server, context: AppContext) -> str | None:
-    """Waits until a signal came (None) or the engine has failed (why)."""
+    """Waits until a signal came (None) or the engine has failed (why); logs what is unhealthy."""
+    known: str | None = None
     while not server.asked_to_end.is_set():
         status = context.engine.status
         if status is not None and status.failure is not None:
             return status.failure
+        if status is not None and status.unhealthy != known:
+            known = status.unhealthy
+            _LOG.error("%s", f"unhealthy: {known}" if known else "healthy again")
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(server.asked_to_end.wait(), _WATCH_SECONDS)
     return None

@@ -46,14 +46,14 @@ async def check_weights(context: AppContext) -> WeightsChecked:
 
 
 async def reload_weights(fields: ReloadRequest, context: AppContext) -> WeightsReloaded:
-    """Has weights read again in place. Raises ApiFailure: 403 for a path from nobody in particular,
-    400 for a source that cannot take their place, 409 while another reload runs, 500 when it failed
+    """Has weights read again in place. Raises ApiFailure: 400 for a path from nobody in particular
+    and for a source that cannot take their place, 409 while another reload runs, 500 when it failed
     and the service is unhealthy.
     """
     _require_started(context)
     if fields.source is not None and not context.api_keys:
         raise ApiFailure(
-            403,
+            400,
             "a service without an API key takes no path; start it with --api-key, or leave source "
             "out to read again what is served",
             parameter="source",
