@@ -190,6 +190,22 @@ def test_a_disk_that_takes_no_more(small: Model, tmp_path: Path, monkeypatch: An
     engine.tiers.close()
 
 
+def test_a_disk_that_does_not_keep_up(small: Model, tmp_path: Path, monkeypatch: Any) -> None:
+    engine = small.tiered(tmp_path, FarSizes(0, 60))
+    write = os.pwritev
+
+    def slow(*arguments: Any) -> int:
+        tier_store.time.sleep(0.01)
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwritev", slow)
+    monkeypatch.setattr(tier_store, "WRITE_SECONDS", 0.001)
+    monkeypatch.setattr(tier_store, "BEHIND_BYTES", 1)
+    assert tokens(engine.run(PROMPTS, greedy(20))) == small.want(PROMPTS, 20)
+    assert engine.scheduler.counts.lost_units > 0
+    engine.tiers.close()
+
+
 def test_a_host_that_gives_no_memory(small: Model, tmp_path: Path) -> None:
     engine = small.tiered(tmp_path, FarSizes(60, 0))
 

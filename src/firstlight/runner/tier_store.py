@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,8 @@ from firstlight.schedule.step import Fetch, LostUnit, StepPlan, TierFlow, TierRe
 DIGEST_BYTES = 16
 # Bytes that wait to be written to disk at most; more makes the step wait.
 BEHIND_BYTES = 16 * 1024**2
+# Seconds a step waits for the disk to take more; then what was to be written there is lost.
+WRITE_SECONDS = 1.0
 # Units that one task brings.
 PER_TASK = 16
 # How long a step without tokens waits for what is on its way.
@@ -63,10 +66,13 @@ class GroupPlaces:
 
 @dataclass
 class Ticket:
-    """The tasks of one fetch; those that have not begun stop when it is dropped."""
+    """The tasks of one fetch. Once it is dropped they write nothing and tell of nothing: what they
+    see is decided under `lock`.
+    """
 
     tasks: list[Future[None]] = field(default_factory=list)
     is_dropped: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class TierStore:
@@ -178,9 +184,9 @@ class TierStore:
         held = self._groups[group]
         began = time.perf_counter()
         held.units.copy_summaries(source, target)
-        self._settle((group, target))
-        self._digests.pop((group, target), None)
         try:
+            self._settle((group, target), WRITE_SECONDS)
+            self._digests.pop((group, target), None)
             if source >= held.first:
                 self._spill(group, source, target)
             elif held.place(target) == HOST:
@@ -193,6 +199,9 @@ class TierStore:
                 self._later((group, target), row, None)
         except (EnvironmentProblem, MemoryError) as error:
             self._lose((group, target), str(error))
+            return
+        except FutureTimeout:
+            self._lose((group, target), "disk: it does not take what is written in time")
             return
         if held.place(target) == HOST:
             self._count(HOST, False, held.units.unit_bytes, time.perf_counter() - began)
@@ -209,8 +218,10 @@ class TierStore:
 
     def _later(self, unit: Unit, row: Row, digests: list[bytes] | None) -> None:
         """Takes the digests of a row and writes it, if it is one of the disk, in a thread."""
+        deadline = time.monotonic() + WRITE_SECONDS
         while self._behind and sum(size for size, _ in self._behind) > BEHIND_BYTES:
-            self._behind.popleft()[1].result()
+            self._behind[0][1].result(max(0.0, deadline - time.monotonic()))
+            self._behind.popleft()
         task = self._writers.submit(self._write, unit, row, digests)
         self._writing[unit] = task
         self._behind.append((row.nbytes, task))
@@ -231,11 +242,11 @@ class TierStore:
             self._count(DISK, False, row.nbytes, time.perf_counter() - began)
         self._digests[unit] = found
 
-    def _settle(self, unit: Unit) -> None:
-        """Waits until a unit that is being written is whole."""
+    def _settle(self, unit: Unit, seconds: float | None = None) -> None:
+        """Waits until a unit that is written is whole. Raises FutureTimeout after `seconds`."""
         task = self._writing.get(unit)
         if task is not None:
-            task.result()
+            task.result(seconds)
             if self._writing.get(unit) is task:
                 self._writing.pop(unit, None)
 
@@ -245,18 +256,15 @@ class TierStore:
             if ticket.is_dropped:
                 return
             held = self._groups[copy.group]
-            reason = self._bring_one(copy, held)
-            if reason:
-                self._lose((copy.group, copy.source), f"{held.place(copy.source)}: {reason}")
-                continue
+            self._bring_one(ticket, copy, held)
             sizes[held.place(copy.source)] += held.units.unit_bytes
         seconds, whole = time.perf_counter() - began, sum(sizes.values())
         for place, size in sizes.items():
             self._count(place, True, size, seconds * size / whole)
 
-    def _bring_one(self, copy: UnitCopy, held: GroupPlaces) -> str:
-        """Brings one unit; returns why it cannot be had, if so."""
-        unit = (copy.group, copy.source)
+    def _bring_one(self, ticket: Ticket, copy: UnitCopy, held: GroupPlaces) -> None:
+        """Brings one unit, or says that it is lost, unless nobody wants it any more."""
+        unit, reason, row = (copy.group, copy.source), "", None
         try:
             self._settle(unit)
             if held.place(copy.source) == HOST:
@@ -265,20 +273,27 @@ class TierStore:
                 row = np.empty(held.units.unit_bytes, np.uint8)
                 assert self._disk is not None, "a unit lies on a disk that is not there"
                 self._disk.read(held.offset(copy.source), row)
+            digests, spans = self._digests.get(unit), self._spans[copy.group]
+            if digests is None or [_digest(row[span]) for span in spans] != digests:
+                reason = "its bytes are not those that were written"
         except (OSError, EnvironmentProblem, MemoryError) as error:
-            return str(error)
-        digests, spans = self._digests.get(unit), self._spans[copy.group]
-        if digests is None or [_digest(row[span]) for span in spans] != digests:
-            return "its bytes are not those that were written"
-        held.units.write(copy.target, row)
-        return ""
+            reason = str(error)
+        with ticket.lock:
+            if ticket.is_dropped:
+                return
+            if reason or row is None:
+                self._lose(unit, f"{held.place(copy.source)}: {reason}")
+            else:
+                held.units.write(copy.target, row)
 
     def _drop(self, number: int) -> None:
-        """Returns when nothing of a ticket is written any more."""
+        """From its return on nothing of a ticket is written; reads may go on for nothing."""
         ticket = self._tickets.pop(number, None)
         if ticket is not None:
-            ticket.is_dropped = True
-            wait([task for task in ticket.tasks if not task.cancel()])
+            with ticket.lock:
+                ticket.is_dropped = True
+            for task in ticket.tasks:
+                task.cancel()
 
     def _lose(self, unit: Unit, reason: str) -> None:
         with self._lock:

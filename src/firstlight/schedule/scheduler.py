@@ -249,12 +249,14 @@ class Scheduler:
         self._waiting.add(request)
 
     def _tokens_kept_for_newcomer(self, draft: StepDraft, prompts: list[Request]) -> int:
-        newcomer = self._waiting.first
+        arrived = self._incoming.arrived
+        newcomer = arrived[0] if arrived else self._waiting.first
         if newcomer is None or not prompts:
             return 0
-        if self._find_hold(newcomer, draft, self._reserved_blocks(prompts)) is not None:
+        reserved = self._reserved_blocks(prompts)
+        if not arrived and self._find_hold(newcomer, draft, reserved) is not None:
             return 0
-        return min(newcomer.num_known, self._settings.chunk_tokens, draft.budget // 2)
+        return min(newcomer.num_pending, self._settings.chunk_tokens, draft.budget // 2)
 
     def _admit(self, draft: StepDraft, prompts: list[Request]) -> None:
         """Starts waiting requests in order until one has to wait, and notes why it has to."""
