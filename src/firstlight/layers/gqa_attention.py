@@ -124,8 +124,9 @@ class GroupedQueryAttention(nn.Module):
         )
         size = (x_TD.shape[0], -1, self.shape.head_dim)
         q_TNH, k_TKH = q_TD.view(size), k_TD.view(size)
-        if self.shape.norm_epsilon is not None:
-            q_TNH, k_TKH = self.q_norm(q_TNH), self.k_norm(k_TKH)
+        if self.shape.norm_epsilon is not None:  # as rows: so native kernels take them
+            q_TNH = self.q_norm(q_TNH.flatten(0, 1)).view(size)
+            k_TKH = self.k_norm(k_TKH.flatten(0, 1)).view(size)
         return q_TNH, k_TKH, v_TD.view(size)
 
 
