@@ -31,12 +31,15 @@ class StepImages:
         for row in plan.released:
             self._waiting.pop(row, None)
         for new in plan.new:
-            self._waiting[new.row] = [
-                StepImage(one.first, one.count, prod(one.grid), one.digest) for one in new.media
-            ]
-        return [
-            image for step in plan.steps for image in self._take(step.row, step.start, step.count)
-        ]
+            self._waiting.pop(new.row, None)
+            if new.media:
+                self._waiting[new.row] = [
+                    StepImage(one.first, one.count, prod(one.grid), one.digest) for one in new.media
+                ]
+        if not self._waiting:
+            return []
+        taken = (self._take(step.row, step.start, step.count) for step in plan.steps)
+        return [image for images in taken for image in images]
 
     def _take(self, row: int, start: int, count: int) -> list[StepImage]:
         """Takes what lies before the end of a step; what lies before its start was found."""
@@ -44,5 +47,9 @@ class StepImages:
         if not waiting:
             return []
         here = [one for one in waiting if one.first < start + count]
-        self._waiting[row] = [one for one in waiting if one.first >= start + count]
+        left = [one for one in waiting if one.first >= start + count]
+        if left:
+            self._waiting[row] = left
+        else:
+            del self._waiting[row]
         return [one for one in here if one.first + one.num_tokens > start]
