@@ -11,7 +11,7 @@ pytestmark = pytest.mark.thorough
 
 
 def test_it_passes_the_profile_for_unknown_models(smollm2_gguf: Path, tmp_path: Path) -> None:
-    flags = ("--kv-budget-bytes", "128MiB", "--threads", "1")
+    flags = ("--kv-budget-bytes", "512MiB", "--threads", "1")
     live = LiveService(smollm2_gguf, tmp_path / "log", *flags)
     try:
         settings = SmokeSettings(live.wait_ready().url, profile="unknown", timeout_seconds=300)
