@@ -189,16 +189,16 @@ def repaired(source: Any, ranks: Any, guard: Any) -> None:
 
 
 def test_damage_ends_requests_with_the_reason_until_a_reload(folder: Any) -> None:
-    messages = [
+    messages = [  # all but the first come when nothing runs
         (0, Submit([request("a"), request("b")])),
-        (5, Submit([request("late")])),
-        (5, ReloadWeights("r1", "bad")),
-        (5, ReloadWeights("r2", "worse")),
-        (5, Submit([request("closed")])),
-        (5, ReloadWeights("r3")),
-        (5, Submit([request("new", 3)])),
-        (5, CheckWeights("c")),
-        (9, Drain()),
+        (99, Submit([request("late")])),
+        (99, ReloadWeights("r1", "bad")),
+        (99, ReloadWeights("r2", "worse")),
+        (99, Submit([request("closed")])),
+        (99, ReloadWeights("r3")),
+        (99, Submit([request("new", 3)])),
+        (99, CheckWeights("c")),
+        (99, Drain()),
     ]
     sent, loop = serve(folder, messages, repaired)
     for name in ("a", "b"):

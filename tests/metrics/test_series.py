@@ -52,6 +52,8 @@ EXAMPLES: tuple[events.Event, ...] = (
     events.NanRows(2),
     events.PhaseDone("load weights", 1.5),
     events.MemoryMeasured("weights", 100, 101),
+    events.WeightsRead(num_bytes=4096, seconds=0.1, damages=1),
+    events.WeightsRound(seconds=600.0),
     events.ProcessMemory("api", 5),
 )
 

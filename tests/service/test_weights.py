@@ -103,7 +103,8 @@ def test_a_flipped_bit_in_a_live_rank(
         assert other.status_code == 400 and "needs a store" in other.json()["error"]["message"]
         again = client.post("/weights/reload", json={})
         assert again.status_code == 200 and again.json()["seconds"] > 0
-        assert service.status("/health") == 200 and service.get("/ready").status_code == 200
+        service.wait_for(lambda: service.status("/ready") == 200, 5, "ready again")
+        assert service.status("/health") == 200
         answer = client.post("/v1/completions", json=asked).json()
         assert answer["choices"][0]["token_ids"] == before
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

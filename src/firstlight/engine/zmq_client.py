@@ -187,6 +187,10 @@ class ZmqEngineClient:
             elif isinstance(message, WeightsReport):
                 self._answer(message.check_id, message)
             elif isinstance(message, WeightsReloaded):
+                if self._status is not None and not message.problem:
+                    # Whoever hears of it may send requests now: the next heartbeat says it too.
+                    healthy = msgspec.structs.replace(self._status, unhealthy=None, ready=True)
+                    self._status = healthy
                 self._answer(message.reload_id, message)
             elif isinstance(message, Stopped):
                 self._end(message.failure, message.exit_code)
