@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 from firstlight.adapt.shard import ShardOptions, plan_shard, shard
+from firstlight.assembly.source import open_source
 from firstlight.checkpoint.reader import open_checkpoint
 from firstlight.checkpoint.store import open_store, read_manifest
 from firstlight.errors import (
@@ -23,15 +22,8 @@ from firstlight.errors import (
     TensorError,
     UsageError,
 )
-from tiny_checkpoints import FAMILIES, tiny_config, write_checkpoint, write_weights
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        p.relative_to(folder).as_posix(): p.read_bytes()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file()
-    }
+from firstlight.runner.model_path import read_spec
+from tiny_checkpoints import FAMILIES, contents, tiny_config, write_checkpoint, write_weights
 
 
 class Recorder:
@@ -145,49 +137,13 @@ def test_a_resumed_run_gives_the_same_bytes_and_keeps_finished_units(tmp_path, u
         assert (tmp_path / "store/units" / name).stat().st_mtime_ns == time_ns
 
 
-CONVERT = """
-import os, sys
-from pathlib import Path
-from firstlight.adapt.shard import shard
-for line in sys.stdin:  # one import of torch serves every run: each is a fork of this process
-    child = os.fork()
-    if child == 0:
-        shard(Path(sys.argv[1]), Path(sys.argv[2]))
-        os._exit(0)
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-def convert_and_kill(server: subprocess.Popen[str], store: Path, files: int) -> int:
-    """Starts a conversion, kills it once the store has so many files; returns its exit code."""
-    print("go", file=server.stdin, flush=True)
-    child = int(server.stdout.readline())
-    with suppress(ProcessLookupError, OSError):
-        while sum(len(names) for _, _, names in os.walk(store)) < files:
-            os.kill(child, 0)
-            time.sleep(0.0005)
-        os.kill(child, signal.SIGKILL)
-    return int(server.stdout.readline())
-
-
-def test_killed_at_any_moment_and_resumed_the_bytes_are_the_same(tmp_path):
-    """SIGKILL strikes as soon as some number of files has appeared, then one run may finish."""
-    store = tmp_path / "store"
-    write_checkpoint(tmp_path / "hf", num_hidden_layers=3, vocab_size=3000)
-    shard(tmp_path / "hf", tmp_path / "whole")
-    command = [sys.executable, "-c", CONVERT, str(tmp_path / "hf"), str(store)]
-    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env={**os.environ}) as server:
-        codes = []
-        for files in (1, 2, 3, 4, 6, 8, 11, 14):
-            codes.append(convert_and_kill(server, store, files))
-            if not (store / "COMPLETE").exists():
-                with pytest.raises(StoreError):
-                    open_store(store)
-        server.stdin.close()
-    assert codes.count(-signal.SIGKILL) >= 4
-    shard(tmp_path / "hf", store)
-    assert contents(store) == contents(tmp_path / "whole")
+def test_serving_an_unfinished_store_says_how_to_finish_it(tmp_path):
+    write_checkpoint(tmp_path / "hf")
+    stop_after(tmp_path, units=1)
+    words = r"unfinished store; run `firstlight shard SOURCE .*store` again"
+    for read in (read_spec, open_source, read_manifest):
+        with pytest.raises(StoreError, match=words):
+            read(tmp_path / "store")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

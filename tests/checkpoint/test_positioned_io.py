@@ -32,6 +32,23 @@ def test_short_reads_are_continued(tmp_path):
     assert InputFile(tmp_path / "f", dribble).read(3, 90) == bytes(range(3, 93))
 
 
+@pytest.mark.parametrize("most", [1, 7, 1000])
+def test_one_run_fills_many_buffers_in_order(tmp_path, most):
+    """More buffers than one call takes, and calls that return fewer bytes than asked."""
+    data = bytes(range(250)) * 20
+    (tmp_path / "f").write_bytes(data)
+
+    def reluctant(descriptor, buffers, offset):
+        return os.preadv(descriptor, [buffers[0][:most]], offset)
+
+    for call in (None, reluctant):
+        buffers = [memoryview(bytearray(n % 4)) for n in range(2500)]
+        InputFile(tmp_path / "f", call).read_scattered(buffers, 9)
+        assert b"".join(buffers) == data[9 : 9 + sum(len(b) for b in buffers)]
+    with pytest.raises(TensorError, match="ends at byte 5,000"):
+        InputFile(tmp_path / "f").read_scattered([memoryview(bytearray(5000))], 1)
+
+
 def test_reading_past_the_end_says_where(tmp_path):
     (tmp_path / "f").write_bytes(bytes(10))
     with pytest.raises(TensorError, match="ends at byte 10, 5 bytes before"):

@@ -1,5 +1,6 @@
 """One rank reads, all ranks are filled: the same values as reading for oneself."""
 
+import threading
 from itertools import pairwise
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from firstlight.adapt.shard import shard
+from firstlight.checkpoint.executor import Patience
 from firstlight.checkpoint.loader import load_into
 from firstlight.checkpoint.positioned_io import InputFile
 from firstlight.checkpoint.read_plan import kept_types, parameter_shapes
@@ -15,7 +17,7 @@ from firstlight.checkpoint.shared_reading import windows_of
 from firstlight.checkpoint.store import Store, open_store, read_manifest
 from firstlight.checkpoint.store_layout import granule_total
 from firstlight.checkpoint.torch_types import TORCH_TYPES
-from firstlight.errors import UsageError
+from firstlight.errors import EnvironmentProblem, UsageError
 from firstlight.models.spec import read_model_spec
 from firstlight.sharding.layout import Layout
 from k3_layouts import write_layout_miniature
@@ -40,7 +42,7 @@ def test_windows_hold_every_granule_once(folder, largest):
         assert windows[-1].offset + windows[-1].num_bytes == unit.size
 
 
-def loaded(folder, layout, rank, group):
+def loaded(folder, layout, rank, group, **more):
     source = Store(folder / "store", read_manifest(folder / "store"))  # sizes not yet looked at
     spec = read_model_spec(open_checkpoint(folder / "hf").config())
     place, kept = layout.place(rank), kept_types(spec)
@@ -51,7 +53,7 @@ def loaded(folder, layout, rank, group):
     seen = []
     report = load_into(
         parameters, source, spec, place, leader_of=group,
-        progress=lambda phase, done, total, unit: seen.append((done, total)),
+        progress=lambda phase, done, total, unit: seen.append((done, total)), **more,
     )  # fmt: skip
     assert seen[-1][0] == seen[-1][1]
     return parameters, report.digest
@@ -105,6 +107,34 @@ def test_what_the_reader_finds_ends_the_load_on_all(ranks, folder, damage, words
         assert words in str(caught.value.exception)
     finally:
         path.write_bytes(raw)
+
+
+def load_from_a_dead_device(folder, layout, rank=0):
+    """On each rank: the reader's storage answers no more behind the first window."""
+    rank, calls = dist.get_rank(), []
+    read = InputFile.read_into
+
+    def hang(self, buffer, offset):
+        calls.append(offset)
+        if len(calls) > 1:
+            threading.Event().wait(60)
+        return read(self, buffer, offset)
+
+    InputFile.read_into = hang
+    try:
+        patience = Patience(alert_seconds=0.1, stall_seconds=0.4)
+        loaded(folder, layout, rank, dist.group.WORLD, patience=patience)
+    except EnvironmentProblem as problem:
+        return str(problem)
+    finally:
+        InputFile.read_into = read
+    return ""
+
+
+def test_a_reader_that_stands_still_is_named_on_all_with_file_and_offset(ranks, folder):
+    for said in ranks(2).run(load_from_a_dead_device, folder, Layout(tp=2)):
+        assert "rank 0: no byte arrived for" in said
+        assert ".bin at byte" in said and "Check that the storage answers" in said
 
 
 def test_a_checkpoint_is_read_by_each_rank_itself(folder):

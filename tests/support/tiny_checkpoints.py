@@ -79,3 +79,12 @@ def write_weights(folder: Path, tensors: dict[str, torch.Tensor], *, shards: int
         weight_map.update(dict.fromkeys(own, file))
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Returns every file below a folder by its relative name."""
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }

@@ -22,6 +22,7 @@ from firstlight.models.spec import ModelSpec
 
 # Arithmetic in which the sample is run beside fp32, to see how far each strays from it.
 SPREAD_DTYPES = ("float64", "bfloat16")
+_TOKENS_AT_ONCE = 4096
 
 
 class AnswerRecorder:
@@ -39,8 +40,12 @@ class AnswerRecorder:
         move_buffers(self._module, torch.device("cpu"))
         self._batch = pack_whole([len(ids) for ids in self._samples.values()])
         self._carries: dict[str, Any] = {}
-        self._logits: dict[str, Tensor] = {}
+        self._plain_TV: Tensor | None = None
+        self._spread: dict[str, float] = {}
         self._shared: dict[str, Tensor] = {}
+        tied = dict(spec.family.table.tied)
+        self._by_token = {rule.name for rule in spec.tensors if rule.axis == "vocabulary"}
+        self._by_token |= {name for name, twin in tied.items() if twin in self._by_token}
         self._kept = {rule.name for rule in spec.tensors if rule.dtype == "F32"}
 
     @torch.inference_mode()
@@ -52,8 +57,10 @@ class AnswerRecorder:
         if unit == "embed":
             self._shared = {n: t.clone() for n, t in tensors.items()} if self._tied else {}
             tokens_T = torch.tensor([t for ids in self._samples.values() for t in ids])
+            used, tokens_T = tokens_T.unique(return_inverse=True)
+            rows = {n: t[used] if n in self._by_token else t for n, t in tensors.items()}
             for dtype in self._dtypes:
-                self._install(tensors, dtype)
+                self._install(rows, dtype)
                 self._carries[dtype] = self._module.start(tokens_T, self._batch)
         elif unit.startswith("layer-"):
             layer = self._module.layers[int(unit.removeprefix("layer-"))]
@@ -62,18 +69,35 @@ class AnswerRecorder:
                 self._carries[dtype] = layer(self._carries[dtype], self._batch)
         elif unit == "head":
             for dtype in self._dtypes:
-                self._install({**tensors, **self._tied_tensors()}, dtype)
-                self._logits[dtype] = self._module.head(self._carries[dtype]).double()
+                self._compare(self._head({**tensors, **self._tied_tensors()}, dtype), dtype)
         else:
             return
         self._forget(tensors)
 
+    def _head(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
+        """Returns logits [T, V], some tokens of the vocabulary at a time: in float64 the whole
+        matrix would take four times its bytes."""
+        pieces = []
+        for first in range(0, self._spec.vocab_size, _TOKENS_AT_ONCE):
+            rows = slice(first, first + _TOKENS_AT_ONCE)
+            taken = {n: t[rows] if n in self._by_token else t for n, t in tensors.items()}
+            self._install(taken, dtype)
+            pieces.append(self._module.head(self._carries[dtype]).double())
+        return torch.cat(pieces, -1)
+
+    def _compare(self, logits_TV: Tensor, dtype: str) -> None:
+        """Keeps the log-probabilities of float32, which come first; of another type only how far
+        they stray from those."""
+        logprobs_TV = torch.log_softmax(logits_TV, -1)
+        if self._plain_TV is None:
+            self._plain_TV = logprobs_TV
+        else:
+            self._spread[dtype] = float(logprobs_TV.sub_(self._plain_TV).abs_().max())
+
     def answers(self) -> KnownAnswers:
         """Returns the cases and spreads; every unit must have passed."""
-        assert self._logits, "the head unit has not passed yet"
-        logprobs = {d: torch.log_softmax(v, -1) for d, v in self._logits.items()}
-        plain_TV = logprobs["float32"]
-        spread = {d: float((logprobs[d] - plain_TV).abs().max()) for d in SPREAD_DTYPES}
+        plain_TV, spread = self._plain_TV, self._spread
+        assert plain_TV is not None, "the head unit has not passed yet"
         named = {"float32": spread["float64"], "bfloat16": spread["bfloat16"]}
         cases, start = [], 0
         for name, ids in self._samples.items():

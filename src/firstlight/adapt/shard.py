@@ -15,7 +15,6 @@ from firstlight.adapt.precision import PrecisionMeter
 from firstlight.adapt.shard_files import (
     TokenizerExport,
     copy_model_files,
-    digest_files,
 )
 from firstlight.adapt.shard_pass import UnitPasses
 from firstlight.adapt.shard_plan import ShardPlan, make_manifest, plan_shard
@@ -25,7 +24,7 @@ from firstlight.checkpoint.names import prove_tied
 from firstlight.checkpoint.positioned_io import write_whole
 from firstlight.checkpoint.progress import Progress, silent
 from firstlight.checkpoint.reader import open_checkpoint
-from firstlight.checkpoint.store import Manifest, PrecisionRecord, read_manifest
+from firstlight.checkpoint.store import Manifest, PrecisionRecord, digest_files, read_manifest
 from firstlight.checkpoint.store_layout import UnitRecord, payload_bytes
 from firstlight.checkpoint.store_names import (
     ANSWERS_FOLDER,

@@ -7,12 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
-
 from firstlight.checkpoint.dequantised import DequantisedCheckpoint
 from firstlight.checkpoint.gguf import GgufCheckpoint
 from firstlight.checkpoint.positioned_io import explained
-from firstlight.checkpoint.store import Store
+from firstlight.checkpoint.store import Store, digest_files
 from firstlight.checkpoint.store_names import MODEL_FOLDER
 from firstlight.checkpoint.tensor_info import Checkpoint
 from firstlight.errors import UsageError
@@ -97,17 +95,6 @@ def _write_generation(checkpoint: Checkpoint, target: Path) -> None:
 
 def _write_json(path: Path, fields: dict[str, Any]) -> None:
     path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", "utf-8")
-
-
-def digest_files(folder: Path) -> dict[str, str]:
-    """Returns the BLAKE3 of every file below a folder by its relative name; {} without a folder."""
-    if not folder.is_dir():
-        return {}
-    return {
-        path.relative_to(folder).as_posix(): blake3(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def copy_stored_files(store: Store, target: Path) -> None:

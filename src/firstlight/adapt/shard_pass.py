@@ -68,8 +68,8 @@ class UnitPasses:
     ) -> None:
         """`on_bytes(num_bytes, unit)` is told what has passed, `on_unit` sees every unit's tensors
         whole and in order; each is called by one thread at a time. `threads` of 0 are as many as
-        there are processors, from 2 to 8."""
-        most = threads or min(_MOST_THREADS, max(2, os.cpu_count() or 1))
+        help: two a processor, one computing while another waits for the disk, 8 at most."""
+        most = threads or min(_MOST_THREADS, 2 * (os.cpu_count() or 1))
         self._threads = min(most, _HELD_UNITS) if on_unit is not None else most
         self._checkpoint, self._on_bytes, self._on_unit = checkpoint, on_bytes, on_unit
         self._telling, self._changed = threading.Lock(), threading.Condition()

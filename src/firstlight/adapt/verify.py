@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from firstlight.adapt.shard_files import digest_files
 from firstlight.checkpoint.digests import Entries, checksums_of, granule_digest
 from firstlight.checkpoint.findings import ERROR, Finding
 from firstlight.checkpoint.positioned_io import InputFile
 from firstlight.checkpoint.progress import Progress, silent
-from firstlight.checkpoint.store import Store, read_manifest, size_findings
+from firstlight.checkpoint.store import Store, file_findings, read_manifest, size_findings
 from firstlight.checkpoint.store_layout import (
     UnitRecord,
     block_offsets,
@@ -24,7 +23,7 @@ from firstlight.checkpoint.store_layout import (
     uncovered_parts,
     unit_record,
 )
-from firstlight.checkpoint.store_names import ANSWERS_FOLDER, MODEL_FOLDER, UNITS_FOLDER
+from firstlight.checkpoint.store_names import UNITS_FOLDER
 from firstlight.errors import BadInput, DigestMismatch
 from firstlight.units import format_bytes, format_count
 
@@ -179,25 +178,8 @@ def _compare_granules(
 
 
 def _check_files(store: Store, progress: Progress) -> tuple[list[Finding], str]:
-    findings = []
-    recorded = {
-        **{f"{MODEL_FOLDER}/{n}": d for n, d in store.manifest.files.items()},
-        **{f"{ANSWERS_FOLDER}/{n}": d for n, d in store.manifest.answers.items()},
-    }
-    present = {
-        f"{folder}/{name}": digest
-        for folder in (MODEL_FOLDER, ANSWERS_FOLDER)
-        for name, digest in digest_files(store.path / folder).items()
-    }
-    for name in sorted(recorded.keys() | present.keys()):
-        if name not in present:
-            findings.append(Finding(ERROR, str(store.path / name), "the file is absent", _FIX))
-        elif name not in recorded:
-            findings.append(Finding(ERROR, str(store.path / name), "the manifest knows it not"))
-        elif recorded[name] != present[name]:
-            what = "differs from its digest in the manifest"
-            findings.append(Finding(ERROR, str(store.path / name), what, _FIX))
-    return findings, f"{len(recorded)} files of model and answers"
+    count = len(store.manifest.files) + len(store.manifest.answers)
+    return file_findings(store), f"{count} files of model and answers"
 
 
 Check = Callable[[Store, Progress], tuple[list[Finding], str]]

@@ -8,6 +8,7 @@ import logging
 import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +19,7 @@ from firstlight.units import format_bytes, format_count, format_seconds
 
 _POLL_SECONDS = 0.1
 _TUNE_SECONDS = 0.4
+_HUGE_PAGE = 2 * 2**20
 _WORTHWHILE = 0.5  # the share of its part that a thread more must bring, or no other follows
 _LOGGER = logging.getLogger(__name__)
 
@@ -45,9 +47,13 @@ class Worker:
         return memoryview(self._buffer)[:num_bytes]
 
     def pages(self, num_bytes: int) -> memoryview:
-        """Returns `num_bytes` of memory that begin at a page, valid until the next call."""
+        """Returns `num_bytes` of memory that begin at a page, valid until the next call.
+
+        The pages are huge where the system has them: a device then takes a read in few pieces, and
+        reads past the page cache are up to twice as fast.
+        """
         if len(self._pages) < num_bytes:
-            self._pages = mmap.mmap(-1, num_bytes)  # of no file: memory at a page boundary
+            self._pages = _huge_pages(num_bytes)
         return memoryview(self._pages)[:num_bytes]
 
     def spend(self, activity: str, started: float) -> float:
@@ -55,6 +61,16 @@ class Worker:
         now = perf_counter()
         self.seconds[activity] = self.seconds.get(activity, 0.0) + now - started
         return now
+
+
+def _huge_pages(num_bytes: int) -> mmap.mmap:
+    """Returns memory of no file and no other process, in huge pages if it can be."""
+    size = -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel built without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
 
 
 @dataclass(frozen=True)

@@ -3,41 +3,39 @@
 A granule is hashed as one run of bytes before a value of it is used.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
-import numpy as np
 import torch
 from blake3 import blake3
 
-from firstlight.checkpoint.codec_values import decode_matrix
 from firstlight.checkpoint.digests import Entries, granule_digest, position_bytes
 from firstlight.checkpoint.executor import Job, Worker
+from firstlight.checkpoint.fill_in_place import fill_in_place, runs_in_place
 from firstlight.checkpoint.fill_tensors import destination
 from firstlight.checkpoint.granule_plan import GranuleRead
-from firstlight.checkpoint.positioned_io import Staging
+from firstlight.checkpoint.granule_values import (
+    Parameters,
+    compare_digest,
+    part_values,
+    place_values,
+)
+from firstlight.checkpoint.positioned_io import InputFile, Staging
 from firstlight.checkpoint.read_plan import LARGEST_READ, Target
 from firstlight.checkpoint.store_layout import (
     DIGEST_BYTES,
-    BlockRecord,
-    GranuleKey,
     PartPlace,
     PartRecord,
-    UnitRecord,
-    describe_granule,
     granule_bytes,
     granule_parts,
     stride,
 )
-from firstlight.checkpoint.torch_types import TORCH_TYPES, bytes_of, copy_values
-from firstlight.errors import DigestMismatch
+from firstlight.checkpoint.torch_types import TORCH_TYPES, bytes_of
 from firstlight.sharding.codecs import find_codec
-
-Parameters = Mapping[str, torch.Tensor]
 
 
 class GranuleSource(Protocol):
@@ -84,6 +82,11 @@ def _fill_staged(
     entries: Entries | None,
     worker: Worker,
 ) -> None:
+    if isinstance(file, InputFile) and not file.direct:
+        runs = runs_in_place(parameters, read)
+        if runs:
+            fill_in_place(parameters, file, read, runs, entries=entries, worker=worker)
+            return
     block, whole = read.unit.blocks[read.key.block], stride(read.unit.blocks[read.key.block])
     started = perf_counter()
     staged = file.read_staged(worker.pages, read.offset, read.num_bytes)
@@ -93,44 +96,19 @@ def _fill_staged(
             key = read.key._replace(granule=read.key.granule + number)
             data = staged[number * whole : (number + 1) * whole]
             found = granule_digest(data, read.unit.name, key)
-            _compare(found, entries, read.entry + number, file=file, unit=read.unit, key=key)
+            compare_digest(
+                found, entries, read.entry + number, path=file.path, unit=read.unit, key=key
+            )
         started = worker.spend("hash", started)
     rows = torch.frombuffer(staged, dtype=torch.uint8).view(read.granules, -1)
     places = granule_parts(block, read.key.granule)
     for part, place, target in zip(block.parts, places, read.targets, strict=True):
         if target is not None and not target.part.zero:
-            values = _values(rows[:, place.offset : place.offset + place.num_bytes], part, place)
-            _place(parameters, read, target, block=block, values=values)
+            values = part_values(
+                rows[:, place.offset : place.offset + place.num_bytes], part, place
+            )
+            place_values(parameters, read, target, block=block, values=values)
     worker.spend("place", started)
-
-
-def _values(rows: torch.Tensor, part: PartRecord, place: PartPlace) -> torch.Tensor:
-    """Returns the values [count, *slab] that rows of bytes hold of a part."""
-    codec = find_codec(part.codec)
-    if codec.quantised:
-        slabs = [decode_matrix(codec, row, place.shape) for row in rows.numpy()]
-        return torch.from_numpy(np.stack(slabs))
-    return rows.view(TORCH_TYPES[part.dtype]).view(len(rows), *(place.shape or (1,)))
-
-
-def _place(
-    parameters: Parameters,
-    read: GranuleRead,
-    target: Target,
-    *,
-    block: BlockRecord,
-    values: torch.Tensor,
-) -> None:
-    """Copies [count, *slab] into the target, slabs side by side along the dim that is cut."""
-    tensor = destination(parameters, target)
-    if not target.rule.shape:
-        copy_values(tensor, values.view(()))
-        return
-    dim, length = target.part.dim, values.shape[1 + target.part.dim]
-    step = block.piece_rows or length
-    rows = tensor.narrow(dim, read.at * step, read.granules * length)
-    slabs = rows.view(*rows.shape[:dim], read.granules, length, *rows.shape[dim + 1 :])
-    copy_values(slabs.movedim(dim, 0), values)
 
 
 def _fill_by_part(
@@ -162,14 +140,14 @@ def _fill_by_part(
             started = worker.spend("hash", started)
         if not direct and target is not None and not target.part.zero:
             rows = torch.frombuffer(buffer, dtype=torch.uint8).view(1, -1)
-            values = _values(rows, part, place)
-            _place(parameters, read, target, block=block, values=values)
+            values = part_values(rows, part, place)
+            place_values(parameters, read, target, block=block, values=values)
             worker.spend("place", started)
         at = end
     if entries is not None:
         hasher.update(position_bytes(read.unit.name, read.key))
         found = hasher.digest(DIGEST_BYTES)
-        _compare(found, entries, read.entry, file=file, unit=read.unit, key=read.key)
+        compare_digest(found, entries, read.entry, path=file.path, unit=read.unit, key=read.key)
 
 
 def _read_large(file: GranuleSource, buffer: memoryview, offset: int, worker: Worker) -> None:
@@ -197,19 +175,3 @@ def _own_bytes(
     if tensor.device.type != "cpu" or tensor.dtype != TORCH_TYPES[part.dtype] or not whole:
         return None
     return bytes_of(tensor)
-
-
-def _compare(
-    found: bytes,
-    entries: Entries,
-    entry: int,
-    *,
-    file: GranuleSource,
-    unit: UnitRecord,
-    key: GranuleKey,
-) -> None:
-    if found != entries["digest"][entry].tobytes():
-        raise DigestMismatch(
-            f"{file.path}: {describe_granule(unit, key)} differs from its recorded digest; the "
-            "weights are damaged. `firstlight verify` lists all damage; make the store again"
-        )

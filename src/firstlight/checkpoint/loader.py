@@ -32,10 +32,10 @@ from firstlight.checkpoint.read_plan import (
 )
 from firstlight.checkpoint.shared_reading import fill_from_leader
 from firstlight.checkpoint.store import Store
-from firstlight.checkpoint.store_layout import BlockRecord
+from firstlight.checkpoint.store_layout import BlockRecord, UnitRecord, gaps
 from firstlight.checkpoint.tensor_info import Checkpoint
 from firstlight.checkpoint.torch_types import TORCH_TYPES, bytes_of
-from firstlight.errors import StoreError, TensorError, UsageError
+from firstlight.errors import DigestMismatch, StoreError, TensorError, UsageError
 from firstlight.sharding.layout import Place
 from firstlight.sharding.slices import check_layout
 
@@ -44,6 +44,7 @@ _MEMORY = Path("memory")
 Parameters = Mapping[str, torch.Tensor]
 Runner = Callable[..., RunReport]
 _MOST_TIMES = 4
+_DIRECT_TIMES = 2
 # Below this much, or where most of a sample is in the page cache, reads go through it.
 _DIRECT_FROM = 256 * 2**20
 _SAMPLE = 32
@@ -105,7 +106,9 @@ def load_into(
         patience=patience or Patience(),
         who=f"rank {place.rank}" if place.layout.world_size > 1 else "",
     )
-    work = _Work(clock, run, check, direct, leader_of, progress or silent)
+    work = _Work(
+        clock, run, threads, check, direct, leader_of, progress or silent, patience or Patience()
+    )
     if isinstance(source, Store):
         return _fill_from_store(parameters, source, spec, targets, work)
     return _fill_from_checkpoint(parameters, source, spec, targets, work)
@@ -129,10 +132,12 @@ class _Work(NamedTuple):
 
     clock: _Clock
     run: Runner
+    threads: int
     check: bool
     direct: bool | None
     leader_of: dist.ProcessGroup | None
     progress: Progress
+    patience: Patience
 
 
 def _fill_from_checkpoint(
@@ -174,7 +179,13 @@ def _fill_from_store(
     if work.leader_of is not None:
         group, direct = work.leader_of, False
         ran = fill_from_leader(
-            parameters, source, reads, entries, group=group, progress=work.progress
+            parameters,
+            source,
+            reads,
+            entries,
+            group=group,
+            progress=work.progress,
+            patience=work.patience,
         )
     else:
         ran, direct = _read_own(parameters, source, reads, entries, work)
@@ -200,11 +211,26 @@ def _read_own(
     names = dict.fromkeys(read.unit.name for read in reads)
     files = {name: InputFile(source.bin_path(name), direct=direct) for name in names}
     jobs = [granule_job(parameters, files[r.unit.name], r, entries.get(r.unit.name)) for r in reads]
-    ran = work.run(jobs, phase="load")
+    # Past the page cache a thread waits for the device: others hash and place meanwhile.
+    threads = work.threads * _DIRECT_TIMES if direct else work.threads
+    ran = work.run(jobs, phase="load", threads=threads)
+    if work.check:
+        for name, file in files.items():
+            _check_gaps(source.units[name], file)
     passed = any(file.direct for file in files.values())
     for file in files.values():
         file.close()
     return ran, passed
+
+
+def _check_gaps(unit: UnitRecord, file: InputFile) -> None:
+    """Raises DigestMismatch when a unit holds something where no block is."""
+    for offset, num_bytes in gaps(unit):
+        if file.read(offset, num_bytes).strip(b"\0"):
+            raise DigestMismatch(
+                f"{file.path}: the padding from byte {offset} on is not zero; the file is damaged. "
+                "`firstlight verify` lists all damage; make the store again"
+            )
 
 
 def _passes_cache(source: Store, reads: Sequence[GranuleRead]) -> bool:

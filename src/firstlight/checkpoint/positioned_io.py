@@ -5,7 +5,7 @@ Reads use preadv and never map a file: a page fault over a network file system c
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from firstlight.units import format_bytes, format_count
 
 LARGEST_CALL = 16 * 2**20
 DIRECT_ALIGNMENT = 4096
+_MOST_BUFFERS = 1024  # of one call, as POSIX systems have it
 
 Staging = Callable[[int], memoryview]
 ReadCall = Callable[[int, "list[memoryview]", int], int]
@@ -91,6 +92,23 @@ class InputFile:
             if got == 0:
                 raise self._ended(offset + done, wanted - done)
             done += got
+
+    def read_scattered(self, buffers: Sequence[memoryview], offset: int) -> None:
+        """Fills buffers one after the other from `offset` on, in as few calls as the system allows.
+
+        Raises what `read_into` raises.
+        """
+        at = offset
+        for first in range(0, len(buffers), _MOST_BUFFERS):
+            batch = list(buffers[first : first + _MOST_BUFFERS])
+            with explained(self.path, at, "read"):
+                got = self._read_call(self._descriptor, batch, at)
+            for buffer in batch:  # what a short read left open
+                have = min(max(got, 0), buffer.nbytes)
+                if have < buffer.nbytes:
+                    self.read_into(buffer[have:], at + have)
+                got -= have
+                at += buffer.nbytes
 
     def read(self, offset: int, num_bytes: int) -> bytearray:
         """Returns exactly `num_bytes` from `offset` on."""

@@ -4,7 +4,8 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Called from the thread that started the work, several times a second at most for loads.
+    """Called by one thread at a time, which need not be the one that started the work; several
+    times a second at most for loads.
 
     `done` and `total` are bytes; `unit` is the store unit, file or tensor now worked on.
     """

@@ -4,8 +4,10 @@ A unit passes in windows of whole granules, each sent to every rank, which takes
 Plans no read and checks no parameter.
 """
 
+import logging
+import queue
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from firstlight.checkpoint.digests import Entries
-from firstlight.checkpoint.executor import RunReport, Worker
+from firstlight.checkpoint.executor import Patience, RunReport, Worker
 from firstlight.checkpoint.fill_granules import Parameters, granule_job
 from firstlight.checkpoint.granule_plan import GranuleRead
 from firstlight.checkpoint.positioned_io import InputFile, Staging
@@ -29,7 +31,10 @@ from firstlight.checkpoint.store_layout import (
 )
 from firstlight.checkpoint.torch_types import bytes_of
 from firstlight.errors import EnvironmentProblem, FirstlightError
+from firstlight.units import format_bytes, format_count, format_seconds
 
+_LOGGER = logging.getLogger(__name__)
+_LOOK_SECONDS = 0.5
 WINDOW_BYTES = 32 * 2**20
 
 
@@ -106,12 +111,13 @@ def fill_from_leader(
     *,
     group: dist.ProcessGroup,
     progress: Progress,
+    patience: Patience,
 ) -> RunReport:
     """Makes the reads of every rank of a group from what its first rank reads. The group must move
     host memory; every rank calls this with its own reads.
 
-    Raises on every rank what reading raises on the first, and DigestMismatch where bytes that
-    arrived are not those of the store.
+    Raises on every rank what reading raises on the first, a standstill of `patience` included, and
+    DigestMismatch where bytes that arrived are not those of the store.
     """
     wanted: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(wanted, sorted({read.unit.name for read in reads}), group=group)
@@ -121,7 +127,7 @@ def fill_from_leader(
     for read in reads:
         own.setdefault(read.unit.name, []).append(read)
     worker, done, total = Worker(), 0, sum(unit.size for unit in units)
-    for window, data in _windows(store, units, group):
+    for window, data in _windows(store, units, group, patience):
         file = _Received(store.bin_path(window.unit), window, data)
         for read in own.get(window.unit, ()):
             part = clipped(read, window)
@@ -133,9 +139,9 @@ def fill_from_leader(
 
 
 def _windows(
-    store: Store, units: Sequence[UnitRecord], group: dist.ProcessGroup
+    store: Store, units: Sequence[UnitRecord], group: dist.ProcessGroup, patience: Patience
 ) -> Iterator[tuple[Window, memoryview]]:
-    """Yields every window with its bytes, on all ranks; the first rank reads one ahead."""
+    """Yields every window with its bytes, on all ranks; the first rank reads ahead."""
     leader = dist.get_global_rank(group, 0)
     plan = [window for unit in units for window in windows_of(unit)]
     if dist.get_rank() != leader:
@@ -144,19 +150,74 @@ def _windows(
             _share(data, "", leader, group)
             yield window, bytes_of(data)
         return
-    with ThreadPoolExecutor(1, thread_name_prefix="load-ahead") as reader:
-        ahead: Future[torch.Tensor] | None = None
-        for number, window in enumerate(plan):
-            now = ahead or reader.submit(_read, store, window)
+    ahead = _ReadAhead(store, plan, patience)
+    try:
+        for window in plan:
             data, problem = torch.empty(window.num_bytes, dtype=torch.uint8), ""
             try:
-                data = now.result()
+                data = ahead.take(window)
             except FirstlightError as error:
                 problem = str(error)
-            following = plan[number + 1] if number + 1 < len(plan) and not problem else None
-            ahead = reader.submit(_read, store, following) if following else None
             _share(data, problem, leader, group)
             yield window, bytes_of(data)
+    finally:
+        ahead.stop()
+
+
+class _ReadAhead:
+    """Reads windows in a thread of its own, and watches that it gets on."""
+
+    def __init__(self, store: Store, plan: Sequence[Window], patience: Patience) -> None:
+        self._store, self._plan, self._patience = store, plan, patience
+        self._read: queue.Queue[torch.Tensor | FirstlightError] = queue.Queue(1)
+        self._stop = threading.Event()
+        # A daemon: stuck in a read of a dead device it must not keep the process alive.
+        threading.Thread(target=self._run, name="load-ahead", daemon=True).start()
+
+    def take(self, window: Window) -> torch.Tensor:
+        """Returns the next window. Raises what reading it raised, or EnvironmentProblem naming
+        rank, file and offset when it does not come."""
+        idle, patience = 0.0, self._patience
+        for seconds in (patience.alert_seconds, patience.stall_seconds - patience.alert_seconds):
+            try:
+                found = self._read.get(timeout=max(0.0, seconds))
+            except queue.Empty:
+                idle += seconds
+                _LOGGER.warning("%s", text := self._stalled(window, idle))
+                continue
+            if isinstance(found, FirstlightError):
+                raise found
+            return found
+        raise EnvironmentProblem(text)
+
+    def stop(self) -> None:
+        """Reads no further."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        for window in self._plan:
+            try:
+                found: torch.Tensor | FirstlightError = _read(self._store, window)
+            except FirstlightError as error:
+                found = error
+            except OSError as error:  # the process edge of this thread
+                found = EnvironmentProblem(str(error))
+            while not self._stop.is_set():
+                try:
+                    self._read.put(found, timeout=_LOOK_SECONDS)
+                    break
+                except queue.Full:
+                    continue
+            if self._stop.is_set() or isinstance(found, FirstlightError):
+                return
+
+    def _stalled(self, window: Window, idle: float) -> str:
+        where = f"{self._store.bin_path(window.unit)} at byte {format_count(window.offset)}"
+        return (
+            f"rank {dist.get_rank()}: no byte arrived for {format_seconds(idle)}; waiting for "
+            f"{where} ({format_bytes(window.num_bytes)}, {window.unit}). Check that the storage "
+            "answers"
+        )
 
 
 def _share(data: torch.Tensor, problem: str, leader: int, group: dist.ProcessGroup) -> None:

@@ -14,8 +14,10 @@ from firstlight.checkpoint.digests import ENTRY_TYPE, Entries
 from firstlight.checkpoint.findings import ERROR, Finding, refuse_errors
 from firstlight.checkpoint.store_layout import UnitRecord, granule_total
 from firstlight.checkpoint.store_names import (
+    ANSWERS_FOLDER,
     COMPLETE_NAME,
     MANIFEST_NAME,
+    MODEL_FOLDER,
     UNITS_FOLDER,
     refuse_unfinished,
 )
@@ -187,11 +189,49 @@ def size_findings(store: Store) -> list[Finding]:
     return found
 
 
+def digest_files(folder: Path) -> dict[str, str]:
+    """Returns the BLAKE3 of every file below a folder by its relative name; {} without a folder."""
+    if not folder.is_dir():
+        return {}
+    return {
+        path.relative_to(folder).as_posix(): blake3(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def file_findings(store: Store, *, strangers: bool = True) -> list[Finding]:
+    """Compares the model and answer files with their digests; `strangers` are files that the
+    manifest does not name."""
+    recorded = {
+        **{f"{MODEL_FOLDER}/{n}": d for n, d in store.manifest.files.items()},
+        **{f"{ANSWERS_FOLDER}/{n}": d for n, d in store.manifest.answers.items()},
+    }
+    present = {
+        f"{folder}/{name}": digest
+        for folder in (MODEL_FOLDER, ANSWERS_FOLDER)
+        for name, digest in digest_files(store.path / folder).items()
+    }
+    found = []
+    for name in sorted(recorded.keys() | present.keys()):
+        where = str(store.path / name)
+        if name not in present:
+            found.append(Finding(ERROR, where, "the file is absent", _REMAKE))
+        elif name in recorded and recorded[name] != present[name]:
+            what = "differs from its digest in the manifest"
+            found.append(Finding(ERROR, where, what, _REMAKE))
+        elif name not in recorded and strangers:
+            found.append(Finding(ERROR, where, "the manifest knows it not"))
+    return found
+
+
 def open_store(path: Path) -> Store:
-    """Opens a complete store whose files have the sizes the manifest states.
+    """Opens a complete store: unit files have the sizes the manifest states, and the files of model
+    and answers their digests. Unit files are compared with theirs when they are read.
 
     Raises StoreError otherwise, every file named.
     """
     store = Store(path, read_manifest(path))
-    refuse_errors(size_findings(store), str(path), kind=StoreError)
+    findings = [*size_findings(store), *file_findings(store, strangers=False)]
+    refuse_errors(findings, str(path), kind=StoreError)
     return store

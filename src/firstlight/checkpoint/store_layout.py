@@ -141,6 +141,16 @@ def block_offsets(unit: UnitRecord) -> list[int]:
     return offsets
 
 
+def gaps(unit: UnitRecord) -> list[tuple[int, int]]:
+    """Returns offset and length of the zeros between the blocks of a unit."""
+    found, at = [], 0
+    for block, offset in zip(unit.blocks, block_offsets(unit), strict=True):
+        if offset > at:
+            found.append((at, offset - at))
+        at = offset + block_bytes(block)
+    return found
+
+
 def granule_offset(unit: UnitRecord, key: GranuleKey) -> int:
     """Returns where a granule begins in the unit's file."""
     block = unit.blocks[key.block]
