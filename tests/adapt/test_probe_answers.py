@@ -69,3 +69,13 @@ def test_two_ranks_add_up_and_are_timed():
 def test_storage_is_measured_where_it_is_asked_for_and_leaves_nothing(tmp_path):
     found = curves.storage(str(tmp_path))
     assert found["write"] > 0 and found["read"] > 0 and list(tmp_path.iterdir()) == []
+
+
+def test_every_point_is_measured_in_its_curve():
+    bench = curves.Bench("cpu", SPEC, find_platform("cpu"))
+    calls = []
+    points = [curves.Point("copies", size, 64, lambda: calls.append(1)) for size in ("1", "2")]
+    found, spread = curves.measured(points, bench)
+    assert list(found) == ["copies"] and list(found["copies"]) == ["1", "2"]
+    assert all(rate > 0 for rate in found["copies"].values()) and spread >= 0
+    assert len(calls) >= 2 * curves.ROUNDS

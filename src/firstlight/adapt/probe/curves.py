@@ -1,6 +1,7 @@
 """Owns measured speeds of a device: products, memory, copies from the host, storage, collectives.
 
-Medians of a few runs, in under a minute; what a figure means for a plan is not decided here.
+Medians of rounds spread over time, in under a minute; what a figure means for a plan is not decided
+here.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import median, quantiles
 from typing import Any
@@ -26,99 +27,138 @@ SIDES = (256, 512, 1024, 2048)
 BYTES = (2**20, 2**24, 2**28)
 DTYPES = ("float32", "bfloat16")
 STORAGE_BYTES = 2**28
-# A point is measured at least so often, and as long as this allows, up to so often.
-_LEAST_RUNS, _MOST_RUNS, _SECONDS = 7, 51, 0.7
+STORAGE_RUNS = 5
+# Every point is measured once a round. What slows the machine for some seconds then meets a few
+# rounds of each point and moves no median, where it would have spoiled one point whole.
+ROUNDS = 9
+_ROUND_SECONDS, _MOST_RUNS = 0.12, 400
 # A curve stops growing when one call took this long.
 _LONG_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A device to be measured. `spreads` gathers, for each point, how far the middle half of its
-    runs lies apart, relative to the median: more than a few percent says that others were at work.
-    """
+    """A device to be measured, with so many of the host's threads."""
 
     device: str
     spec: DeviceSpec
     platform: DeviceRuntime
-    spreads: list[float] = field(default_factory=list)
+    threads: int = 1
 
-    def seconds(self, work: Callable[[], object]) -> float:
-        """Returns the median time of some runs; the first two, which set things up, don't count."""
-        self._once(work)
-        times: list[float] = [max(self._once(work), 1e-9)]
-        began = time.perf_counter()
-        while len(times) <= _LEAST_RUNS or (
-            len(times) <= _MOST_RUNS and time.perf_counter() - began < _SECONDS
-        ):
-            times.append(max(self._once(work), 1e-9))
-            if sum(times) > 4 * _LONG_SECONDS:
-                break
-        low, middle, high = quantiles(times[1:], n=4) if len(times) > 2 else times[-1:] * 3
-        self.spreads.append((high - low) / middle)
-        return middle
+    def once(self, work: Callable[[], object]) -> float:
+        """Returns the seconds of one run. Of one thread of the host it is the time it had a
+        processor: whatever else takes that away for a while is not the device's.
+        """
+        if self.threads == 1 and self.spec.can("host_memory"):
+            began = time.thread_time()
+            work()
+            return max(time.thread_time() - began, 1e-9)
+        return max(seconds_of(work, self.spec, self.platform), 1e-9)
 
-    def _once(self, work: Callable[[], object]) -> float:
-        return seconds_of(work, self.spec, self.platform)
+    def round(self, work: Callable[[], object]) -> list[float]:
+        """Returns the seconds of as many runs as a round has time for, at least one."""
+        times: list[float] = []
+        ends = time.perf_counter() + _ROUND_SECONDS
+        while not times or (time.perf_counter() < ends and len(times) < _MOST_RUNS):
+            times.append(self.once(work))
+        return times
+
+
+@dataclass(frozen=True)
+class Point:
+    """One place of a curve: what is run there, and how many bytes or FLOP a run moves."""
+
+    curve: str
+    size: str
+    amount: int
+    work: Callable[[], object]
 
 
 def answer(words: Sequence[str]) -> dict[str, Any]:
     """Measures everything: `curves PLATFORM THREADS FOLDER`. Bytes or FLOP a second."""
-    platform = find_platform(words[0])
-    bench = Bench(platform.bind(0, int(words[1])), platform.spec(0), platform)
+    platform, threads = find_platform(words[0]), int(words[1])
+    bench = Bench(platform.bind(0, threads), platform.spec(0), platform, threads)
     spec, began = bench.spec, time.perf_counter()
+    curves, spread = measured([*products(bench), *copies(bench), *uploads(bench)], bench)
     found: dict[str, Any] = {
         "device": spec.name,
         "cores": spec.cores,
         "count": platform.count(),
         "memory_bytes": spec.memory.available_bytes,
-        "products": {d: products(d, bench) for d in DTYPES if spec.can(d)},
-        "memory": copies(bench),
-        "host": {} if spec.can("host_memory") else uploads(bench),
+        "products": {d: curves[d] for d in DTYPES if d in curves},
+        "memory": curves["memory"],
+        "host": curves.get("host", {}),
         "storage": storage(" ".join(words[2:])),
     }
     found["collective_seconds"] = two_ranks.answer((words[0], "curve"))["seconds"]
-    spread = median(bench.spreads)
     return found | {"spread": spread, "took_seconds": time.perf_counter() - began}
 
 
-def products(dtype: str, bench: Bench) -> dict[str, float]:
-    """FLOP a second of square products, by side."""
-    found: dict[str, float] = {}
-    for side in SIDES:
-        a, b = (torch.randn(side, side).to(bench.device, getattr(torch, dtype)) for _ in range(2))
-        seconds = bench.seconds(partial(torch.mm, a, b))
-        found[str(side)] = 2 * side**3 / seconds
-        if seconds > _LONG_SECONDS:
-            break
-    return found
+def measured(points: Sequence[Point], bench: Bench) -> tuple[dict[str, dict[str, float]], float]:
+    """Returns amounts a second by curve and size, and the median spread: how far the middle half
+    of a point's runs lies apart, relative to their median. A few percent say that others worked.
+    """
+    rounds: list[list[list[float]]] = [[] for _ in points]
+    for _ in range(ROUNDS):
+        for times, point in zip(rounds, points, strict=True):
+            times.append(bench.round(point.work))
+    curves: dict[str, dict[str, float]] = {}
+    spreads = []
+    for times, point in zip(rounds, points, strict=True):
+        seconds = median(median(each) for each in times)
+        curves.setdefault(point.curve, {})[point.size] = point.amount / seconds
+        low, _, high = quantiles([one for each in times for one in each], n=4)
+        spreads.append((high - low) / seconds)
+    return curves, median(spreads)
 
 
-def copies(bench: Bench) -> dict[str, float]:
-    """Bytes read and written a second when memory is copied on the device, by bytes copied."""
-    found: dict[str, float] = {}
+def products(bench: Bench) -> Iterator[Point]:
+    """Square products of each type the device has, run once, until one of them takes long."""
+    for dtype in DTYPES:
+        if not bench.spec.can(dtype):
+            continue
+        for side in SIDES:
+            a, b = (
+                torch.randn(side, side).to(bench.device, getattr(torch, dtype)) for _ in range(2)
+            )
+            work = partial(torch.mm, a, b)
+            bench.once(work)  # sets things up
+            yield Point(dtype, str(side), 2 * side**3, work)
+            if bench.once(work) > _LONG_SECONDS:
+                break
+
+
+def copies(bench: Bench) -> Iterator[Point]:
+    """Copies within the device's memory; bytes are read and written."""
     for size in BYTES:
         source = torch.ones(size // 4, dtype=torch.float32, device=bench.device)
-        target = torch.empty_like(source)
-        found[str(size)] = 2 * size / bench.seconds(partial(target.copy_, source))
-    return found
+        work = partial(torch.empty_like(source).copy_, source)
+        bench.once(work)
+        yield Point("memory", str(size), 2 * size, work)
 
 
-def uploads(bench: Bench) -> dict[str, float]:
-    """Bytes a second from the host's memory, pinned where it can be, by bytes."""
-    found: dict[str, float] = {}
-    for size in BYTES:
+def uploads(bench: Bench) -> Iterator[Point]:
+    """Copies from the host's memory, pinned where it can be; none where that is the device's."""
+    for size in () if bench.spec.can("host_memory") else BYTES:
         source = pinned(torch.ones(size // 4, dtype=torch.float32), bench.spec)
         work = partial(copy_to, source, bench.device, bench.spec)
-        found[str(size)] = size / bench.seconds(work)
-    return found
+        bench.once(work)
+        yield Point("host", str(size), size, work)
 
 
 def storage(folder: str) -> dict[str, float]:
     """Bytes a second written with a final sync, and read again after the page cache let go of it.
 
-    The cache of the machine below may still hold it: `read` is an upper bound there.
+    Medians of a few runs. The cache of the machine below may still hold what is read: `read` is an
+    upper bound there.
     """
+    runs = [_stored(folder) for _ in range(STORAGE_RUNS)]
+    wrote, read = (STORAGE_BYTES / median(seconds) for seconds in zip(*runs, strict=True))
+    return {"write": wrote, "read": read}
+
+
+def _stored(folder: str) -> tuple[float, float]:
+    """Seconds of writing a new file, and of reading it."""
     block = os.urandom(2**22)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".firstlight-probe-") as file:
         began = time.perf_counter()
@@ -127,11 +167,8 @@ def storage(folder: str) -> dict[str, float]:
         file.flush()
         os.fsync(file.fileno())
         wrote = time.perf_counter() - began
-        reads = []
-        for _ in range(3):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            began = time.perf_counter()
-            for offset in range(0, STORAGE_BYTES, len(block)):
-                os.pread(file.fileno(), len(block), offset)
-            reads.append(time.perf_counter() - began)
-    return {"write": STORAGE_BYTES / wrote, "read": STORAGE_BYTES / median(reads)}
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        began = time.perf_counter()
+        for offset in range(0, STORAGE_BYTES, len(block)):
+            os.pread(file.fileno(), len(block), offset)
+        return wrote, time.perf_counter() - began
