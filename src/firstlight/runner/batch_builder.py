@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from firstlight.kernels.host_copy import send
 from firstlight.layers.packed_batch import PackedBatch, PlacedFeatures
 from firstlight.runner.rows import RowTable
 from firstlight.schedule.step import StepPlan
@@ -58,8 +59,8 @@ def build_batch(
     packed = PackedBatch(
         positions_T=torch.cat(positions).to(device),
         bounds=tuple(bounds),
-        starts_B1=torch.tensor(bounds, dtype=torch.int32, device=device),
-        contexts_B=torch.tensor(contexts, dtype=torch.int32, device=device),
+        starts_B1=send(torch.tensor(bounds, dtype=torch.int32), device),
+        contexts_B=send(torch.tensor(contexts, dtype=torch.int32), device),
         tables=tuple(table.table(g, rows, device) for g in range(table.num_groups)),
         features=features,
     )

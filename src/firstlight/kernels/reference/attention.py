@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from firstlight.kernels.carry import carried, new_carry
+from firstlight.kernels.host_copy import on_host
 from firstlight.kernels.reference.dense import rotary
 from firstlight.kernels.reference.running_softmax import Sight, attend_span
 from firstlight.kernels.reference.spans import PagedSpan, Segment, check_spans, paged_spans
@@ -166,7 +167,7 @@ def attention(
     window: int | None = None,
 ) -> Tensor:
     """Attend causally within each sequence of the batch; no cache, differentiable."""
-    starts = starts_B1.tolist()
+    starts = on_host(starts_B1).tolist()
     check_spans(starts, None, q_TNH.shape[0])
     parts = [
         _attend(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from firstlight.kernels.host_copy import on_host
 from firstlight.kernels.reference.spans import EqualSpans, equal_spans
 from firstlight.kernels.reference.wide import wide
 
@@ -41,7 +42,7 @@ def short_conv(
     weight_WC = wide(weight_C1W.squeeze(1)).t()
     memory = _Memory(inputs_RTC, slots_B, fresh_B)
     parts, order = [], []
-    for span in equal_spans(starts_B1.tolist(), x_TC.device):
+    for span in equal_spans(on_host(starts_B1).tolist(), x_TC.device):
         none_SWC = x_TC.new_zeros(len(span.sequences_S), taps - 1, x_TC.shape[1])
         before_SWC = memory.load(span, none_SWC)
         joined_SLC = torch.cat((before_SWC, x_TC[span.index_SL]), 1)
@@ -74,7 +75,7 @@ def delta_rule(
     """
     inputs = [wide(x) for x in (q_TNK, k_TNK, v_TNV, decay_TNK, beta_TN)]
     memory, parts, order = _Memory(matrices_RNKV, slots_B, fresh_B), [], []
-    for span in equal_spans(starts_B1.tolist(), q_TNK.device):
+    for span in equal_spans(on_host(starts_B1).tolist(), q_TNK.device):
         size = (len(span.sequences_S), q_TNK.shape[1], q_TNK.shape[2], v_TNV.shape[2])
         state_SNKV = memory.load(span, inputs[0].new_zeros(size))
         q, k, v, decay, beta = (x[span.index_SL] for x in inputs)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from firstlight.kernels.host_copy import on_host
+
 
 class EqualSpans(NamedTuple):
     """Sequences with `length` tokens each: their indices in the batch [S], and their tokens."""
@@ -89,7 +91,7 @@ def paged_spans(
     Raises IndexError for a page outside the cache, ValueError for starts and contexts that
     contradict each other, the number of tokens or the segment.
     """
-    starts, contexts = starts_B1.tolist(), contexts_B.tolist()
+    starts, contexts = on_host(starts_B1).tolist(), on_host(contexts_B).tolist()
     keys = [(0, context) for context in contexts]
     ends = contexts
     if segment is not None:
@@ -129,7 +131,8 @@ def _pages_of(table_BP: Tensor, sequence: int, tokens: int, cache: tuple[int, in
             f"sequence {sequence} has {tokens} tokens, its table only {table_BP.shape[1]} pages"
         )
     page_ids = table_BP[sequence, :needed].long()
-    if needed and not 0 <= int(page_ids.min()) <= int(page_ids.max()) < num_pages:
+    known = on_host(table_BP)[sequence, :needed]
+    if needed and not 0 <= int(known.min()) <= int(known.max()) < num_pages:
         raise IndexError(f"sequence {sequence} names a page outside the {num_pages} of the cache")
     return page_ids
 
