@@ -57,7 +57,7 @@ class AnswerRecorder:
         if unit == "embed":
             self._shared = {n: t.clone() for n, t in tensors.items()} if self._tied else {}
             tokens_T = torch.tensor([t for ids in self._samples.values() for t in ids])
-            used, tokens_T = tokens_T.unique(return_inverse=True)
+            used, tokens_T = torch.unique(tokens_T, return_inverse=True)
             rows = {n: t[used] if n in self._by_token else t for n, t in tensors.items()}
             for dtype in self._dtypes:
                 self._install(rows, dtype)

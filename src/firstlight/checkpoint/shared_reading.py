@@ -17,8 +17,9 @@ import torch.distributed as dist
 
 from firstlight.checkpoint.digests import Entries
 from firstlight.checkpoint.executor import Patience, RunReport, Worker
-from firstlight.checkpoint.fill_granules import Parameters, granule_job
+from firstlight.checkpoint.fill_granules import granule_job
 from firstlight.checkpoint.granule_plan import GranuleRead
+from firstlight.checkpoint.granule_values import Parameters
 from firstlight.checkpoint.positioned_io import InputFile, Staging
 from firstlight.checkpoint.progress import Progress
 from firstlight.checkpoint.store import Store

@@ -218,7 +218,7 @@ def _packed_faces(packed: PackedWeight, dim: int, length: int, piece: int) -> tu
     starts = [sum(widths[:i]) * blocks for i in range(len(widths))]
     return tuple(
         Face(
-            data[:, start : start + width * blocks].unflatten(1, (blocks, width)).unsqueeze(0),
+            data[:, start : start + width * blocks].view(1, -1, blocks, width),
             2,
             -(-length // BLOCK),
             piece // BLOCK,

@@ -45,7 +45,7 @@ class LongContextFlags:
 
 @options_from(LongContextFlags, arguments=("model",))
 def long_context(flags: Mapping[str, Any], as_json: AsJson = False) -> int:
-    """Compare ways to attend over long contexts by quality and time, against full attention."""
+    """Compare patterns of attention with full attention."""
     from firstlight.accept.long_context import (
         compare,
         default_ways,

@@ -62,7 +62,7 @@ def build_app() -> typer.Typer:
     """Makes the command line with all its verbs."""
     app = typer.Typer(
         name="firstlight",
-        help="Bring a just-released model up and serve it: from checkpoint to verified service.",
+        help="Bring a just-released model up: from checkpoint to proven service.",
         epilog=EXIT_CODES,
         add_completion=False,
         rich_markup_mode=None,

@@ -39,7 +39,7 @@ def train(
     threads: Threads = 1,
     as_json: AsJson = False,
 ) -> int:
-    """Train a small model, with the modules that serve, and export it.
+    """Train a small model and export it.
 
     The state is kept every minute: the same command continues a stopped run.
     """

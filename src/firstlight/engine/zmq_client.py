@@ -162,7 +162,8 @@ class ZmqEngineClient:
         answer = self._answers[order_id] = asyncio.get_running_loop().create_future()
         try:
             await self._send(order)
-            return await answer
+            reply: WeightsReport | WeightsReloaded = await answer
+            return reply
         finally:
             self._answers.pop(order_id, None)
 

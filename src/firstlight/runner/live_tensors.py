@@ -15,11 +15,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class LiveTensors(TorchDispatchMode):
+class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """As a context: counts what operations within it make, as long as anybody holds it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._held: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak_bytes = 0
 
@@ -34,12 +34,17 @@ class LiveTensors(TorchDispatchMode):
             place = _place(tensor)
             if place not in given and place not in self._held:
                 storage = tensor.untyped_storage()
-                self._held[place] = (StorageWeakRef(storage), storage.nbytes())
+                reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self._held[place] = (reference, storage.nbytes())
         self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self._held.values()))
         return out
 
     def _drop_freed(self) -> None:
-        freed = [place for place, (reference, _) in self._held.items() if reference.expired()]
+        freed = [
+            place
+            for place, (reference, _) in self._held.items()
+            if reference.expired()  # type: ignore[no-untyped-call]
+        ]
         for place in freed:
             del self._held[place]
 
