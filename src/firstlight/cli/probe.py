@@ -60,7 +60,7 @@ class ProbeFlags:
 
 @options_from(ProbeFlags, arguments=("model",))
 def probe(flags: Mapping[str, Any], as_json: AsJson = False) -> int:
-    """Say whether this machine is fit, for a model if one is named.
+    """Say whether this machine is fit, and for a model.
 
     Eleven checks, each ok, warn, fail or unknown with a fix; kernels run against known answers.
     """
