@@ -1,7 +1,9 @@
 """Owns how much of a long prefix a request starts with on the device, and how much stays beyond it.
 
-found blocks   0 ............ lead | lead ............ num_shared
-read from      where they lie      | the device, at most 3/4 of it
+    found blocks   0 ............ lead | lead ............ num_shared
+    read from      where they lie      | the device
+
+Only a prefix that leaves no block to write on is read beyond the device, as far as half of it.
 """
 
 from typing import NamedTuple
@@ -12,7 +14,7 @@ from firstlight.cache.prefix_index import PrefixChain, PrefixIndex
 
 def most_shared(num_usable: int) -> int:
     """Found blocks that a request may start with on a device of so many."""
-    return max(1, num_usable * 3 // 4)
+    return max(1, num_usable - 1)
 
 
 class FoundBlocks(NamedTuple):
