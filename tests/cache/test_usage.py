@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from cached_sequence import Sequence
-from firstlight.cache.idle_times import IdleTimes, IdleTotals
 from firstlight.cache.cache_options import CacheOptions
+from firstlight.cache.idle_times import IdleTimes, IdleTotals
 from firstlight.cache.manager import CacheManager
 from firstlight.sharding.state_spec import LatentState, RecurrentState, StateSpec
 
