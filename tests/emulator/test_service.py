@@ -82,7 +82,9 @@ def test_memory_that_others_took_meanwhile_ends_the_start_with_ways_out(
 ) -> None:
     """The plan holds and the allocator fails: torch's error becomes ours, with its exit code."""
     variables = {"EMULATED_MUSA_MEMORY": str(256 * MIB), "EMULATED_MUSA_TAKEN": str(250 * MIB)}
-    service = start(stores["kimi"], "--kv-budget-bytes", "8MiB", **variables)
+    service = start(
+        stores["kimi"], "--kv-budget-bytes", "8MiB", "--encoder-cache-bytes", "1MiB", **variables
+    )
     assert service.wait_exit(60) == 4
     assert "rank 0: MUSA out of memory" in service.log and "use more ranks" in service.log
     assert "Traceback" not in service.log
