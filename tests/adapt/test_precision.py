@@ -74,7 +74,8 @@ def test_the_choice_survives_an_interruption_and_another_budget_is_another_store
 
     options = {"dtype": "int4", "budget": 0.25}
     with pytest.raises(Stop):
-        shard(source, tmp_path / "a", ShardOptions(samples=SAMPLES, progress=stop, **options))
+        one_by_one = ShardOptions(samples=SAMPLES, progress=stop, threads=1, **options)
+        shard(source, tmp_path / "a", one_by_one)
     phases = set()
     resumed = ShardOptions(samples=SAMPLES, progress=lambda p, *_: phases.add(p), **options)
     assert shard(source, tmp_path / "a", resumed).resumed_units == 2 and phases == {"shard"}

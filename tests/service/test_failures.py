@@ -1,5 +1,6 @@
 """What kills or stops a part of a running service: who hears of it, and that nothing is left."""
 
+import json
 import signal
 import threading
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from blake3 import blake3
 
 from firstlight.accept.convert import convert
 from tiny_text_model import poison, write_text_model
@@ -26,6 +28,16 @@ def read_to_end(service: Any, found: list[Any], **fields: Any) -> threading.Thre
     thread = threading.Thread(target=read)
     thread.start()
     return thread
+
+
+def give_answers(store: Path, answers: bytes) -> None:
+    """Replaces a store's known answers, digests and all: only the gate can tell."""
+    (store / "answers" / "known.json").write_bytes(answers)
+    manifest = json.loads((store / "manifest.json").read_bytes())
+    manifest["answers"]["known.json"] = blake3(answers).hexdigest()
+    raw = json.dumps(manifest).encode()
+    (store / "manifest.json").write_bytes(raw)
+    (store / "COMPLETE").write_text(blake3(raw).hexdigest() + "\n")
 
 
 def is_busy(service: Any) -> bool:
@@ -124,8 +136,7 @@ def test_weights_that_do_not_fit_their_answers_never_get_ready(
 ) -> None:
     other = write_text_model(tmp_path / "checkpoint", seed=1)
     convert(other, tmp_path / "store")
-    answers = Path("answers") / "known.json"
-    (tmp_path / "store" / answers).write_bytes((tiny_store / answers).read_bytes())
+    give_answers(tmp_path / "store", (tiny_store / "answers" / "known.json").read_bytes())
     service = start_service(tmp_path / "store")
     seen: set[Any] = set()
 

@@ -13,16 +13,13 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from firstlight.kernels.carry import carried, new_carry
 from firstlight.kernels.host_copy import on_host
 from firstlight.kernels.reference.dense import rotary
-from firstlight.kernels.reference.running_softmax import Sight, attend_span
+from firstlight.kernels.reference.running_softmax import Sight, attend_all, attend_span
 from firstlight.kernels.reference.spans import PagedSpan, Segment, check_spans, paged_spans
 from firstlight.kernels.reference.wide import wide
-
-QUERY_ROWS = 512
 
 
 def paged_attention(
@@ -186,25 +183,10 @@ def attention(
 def _attend(
     q_TNH: Tensor, k_KCH: Tensor, v_KCH: Tensor, scale: float, window: int | None
 ) -> Tensor:
-    """Attend T last tokens over C positions, some rows at a time: no score matrix is whole."""
-    tokens, context = q_TNH.shape[0], k_KCH.shape[1]
-    parts = []
-    for begin in range(0, tokens, QUERY_ROWS):
-        end = min(tokens, begin + QUERY_ROWS)
-        last = context - tokens + end
-        first = 0 if window is None else max(0, context - tokens + begin - window + 1)
-        rows = torch.arange(last - (end - begin), last, device=q_TNH.device).unsqueeze(1)
-        columns = torch.arange(first, last, device=q_TNH.device).unsqueeze(0)
-        seen = columns <= rows
-        if window is not None:
-            seen &= columns > rows - window
-        out_NTH = functional.scaled_dot_product_attention(
-            q_TNH[begin:end].transpose(0, 1).unsqueeze(0),
-            k_KCH[:, first:last].unsqueeze(0),
-            v_KCH[:, first:last].unsqueeze(0),
-            attn_mask=seen,
-            scale=scale,
-            enable_gqa=q_TNH.shape[1] != k_KCH.shape[0],
-        ).squeeze(0)
-        parts.append(out_NTH.transpose(0, 1))
-    return torch.cat(parts)
+    """Attend the T tokens of one sequence, with the bits of the paged form in fp32."""
+
+    def block_of(block: slice) -> tuple[Tensor, Tensor]:
+        return k_KCH[:, block], v_KCH[:, block]
+
+    out_TNV = attend_all(wide(q_TNH) * scale, block_of, (len(k_KCH), v_KCH.shape[2]), Sight(window))
+    return out_TNV.to(q_TNH.dtype)

@@ -59,27 +59,63 @@ def attend_span(
     Queries are multiplied by the scale already, the last one is at position `newest`. `block_of`
     gives keys [K or 1, X, H] and values [K or 1, X, V] of a block of the context.
     """
-    tokens = len(q_TNH)
-    for begin in range(0, tokens, QUERY_ROWS):
-        end = min(tokens, begin + QUERY_ROWS)
-        last = newest + 1 - tokens + end
-        least = last - (end - begin)
+    for begin, end in _query_parts(len(q_TNH)):
         part_TNE = carry_TNE[begin:end]
-        q_KMH = _by_head(wide(q_TNH[begin:end]), kv_heads)
-        positions_T = torch.arange(least, last, device=q_TNH.device)
-        rows_M1 = positions_T.repeat_interleave(q_TNH.shape[1] // kv_heads).unsqueeze(1)
         state_KME = _by_head(part_TNE, kv_heads)
-        sums = Sums(state_KME[..., :1], state_KME[..., 1:2], state_KME[..., 2:])
-        for block in context_blocks(keys[0], min(keys[1], last), least, sight):
-            all_seen = sight.window is None and block.stop <= least + 1
-            hidden_MX = None if all_seen else _hidden(rows_M1, block, sight)
-            sums = add_block(sums, q_KMH, block_of(block), hidden_MX)
-        both_KME = torch.cat(sums, -1)
-        part_TNE.copy_(
-            both_KME.view(kv_heads, end - begin, -1, both_KME.shape[2])
-            .transpose(0, 1)
-            .reshape(part_TNE.shape)
+        sums = _attend_part(
+            q_TNH[begin:end],
+            newest + 1 - len(q_TNH) + begin,
+            block_of,
+            Sums(state_KME[..., :1], state_KME[..., 1:2], state_KME[..., 2:]),
+            keys=keys,
+            sight=sight,
         )
+        part_TNE.copy_(_by_token(torch.cat(sums, -1), end - begin))
+
+
+def attend_all(q_TNH: Tensor, block_of: BlockOf, widths: tuple[int, int], sight: Sight) -> Tensor:
+    """Returns what the T tokens of a whole sequence attend to, [T, N, V]; differentiable.
+
+    `widths` are K and V; the rest, and the bits, are those of `attend_span`.
+    """
+    kv_heads, width = widths
+    parts = []
+    for begin, end in _query_parts(len(q_TNH)):
+        size = (kv_heads, (end - begin) * q_TNH.shape[1] // kv_heads)
+        nothing = wide(q_TNH[:0]).new_zeros(*size, width + 1)
+        fresh = Sums(nothing.new_full((*size, 1), -torch.inf), nothing[..., :1], nothing[..., 1:])
+        part_TNH = q_TNH[begin:end]
+        sums = _attend_part(part_TNH, begin, block_of, fresh, keys=(0, end), sight=sight)
+        out_KMV = sums.mixed_KMV * sums.total_KM1.reciprocal()
+        parts.append(_by_token(out_KMV, end - begin))
+    return torch.cat(parts)
+
+
+def _query_parts(tokens: int) -> Iterator[tuple[int, int]]:
+    for begin in range(0, tokens, QUERY_ROWS):
+        yield begin, min(tokens, begin + QUERY_ROWS)
+
+
+def _attend_part(
+    q_TNH: Tensor,
+    least: int,
+    block_of: BlockOf,
+    sums: Sums,
+    *,
+    keys: tuple[int, int],
+    sight: Sight,
+) -> Sums:
+    """Adds context positions [keys[0], keys[1]) to sums of T queries, the first at `least`."""
+    kv_heads = len(sums.greatest_KM1)
+    last = least + len(q_TNH)
+    q_KMH = _by_head(wide(q_TNH), kv_heads)
+    positions_T = torch.arange(least, last, device=q_TNH.device)
+    rows_M1 = positions_T.repeat_interleave(q_TNH.shape[1] // kv_heads).unsqueeze(1)
+    for block in context_blocks(keys[0], min(keys[1], last), least, sight):
+        all_seen = sight.window is None and block.stop <= least + 1
+        hidden_MX = None if all_seen else _hidden(rows_M1, block, sight)
+        sums = add_block(sums, q_KMH, block_of(block), hidden_MX)
+    return sums
 
 
 def add_block(
@@ -93,7 +129,9 @@ def add_block(
     scores_KMX = q_KMH @ keys_KXH.transpose(1, 2)
     if hidden_MX is not None:
         scores_KMX = scores_KMX.masked_fill(hidden_MX, -torch.inf)
-    higher_KM1 = torch.maximum(sums.greatest_KM1, scores_KMX.amax(-1, keepdim=True))
+    # Any base gives the same result, so gradients need not know where this one came from.
+    highest_KM1 = scores_KMX.detach().amax(-1, keepdim=True)
+    higher_KM1 = torch.maximum(sums.greatest_KM1, highest_KM1)
     base_KM1 = higher_KM1.masked_fill(higher_KM1 == -torch.inf, 0)
     faded_KM1 = (sums.greatest_KM1 - base_KM1).exp()
     shares_KMX = (scores_KMX - base_KM1).exp()
@@ -105,6 +143,12 @@ def _by_head(x_TNH: Tensor, kv_heads: int) -> Tensor:
     """[T, N, H] -> [K, M, H], a token's heads of one group side by side."""
     tokens, _, channels = x_TNH.shape
     return x_TNH.reshape(tokens, kv_heads, -1, channels).transpose(0, 1).flatten(1, 2)
+
+
+def _by_token(x_KMV: Tensor, tokens: int) -> Tensor:
+    """[K, M, V] -> [T, N, V]."""
+    by_token_TKV = x_KMV.view(len(x_KMV), tokens, -1, x_KMV.shape[2]).transpose(0, 1)
+    return by_token_TKV.flatten(1, 2)
 
 
 def context_blocks(first: int, last: int, least: int, sight: Sight) -> Iterator[slice]:
