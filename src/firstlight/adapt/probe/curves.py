@@ -90,7 +90,7 @@ def answer(words: Sequence[str]) -> dict[str, Any]:
         "host": curves.get("host", {}),
         "storage": storage(" ".join(words[2:])),
     }
-    found["collective_seconds"] = two_ranks.answer((words[0], "curve"))["seconds"]
+    found["collective_seconds"] = two_ranks.sum_seconds(words[0])
     return found | {"spread": spread, "took_seconds": time.perf_counter() - began}
 
 
