@@ -19,6 +19,7 @@ from firstlight.checkpoint.executor import Job, Patience, RunReport, Worker, run
 from firstlight.checkpoint.fill_granules import granule_job
 from firstlight.checkpoint.fill_tensors import tensor_job, zero_what_is_not_read
 from firstlight.checkpoint.findings import refuse_errors
+from firstlight.checkpoint.fresh_memory import with_memory_ahead
 from firstlight.checkpoint.granule_plan import GranuleRead, plan_granule_reads
 from firstlight.checkpoint.names import WeightSpec, prove_tied, require_match
 from firstlight.checkpoint.positioned_io import InputFile
@@ -211,6 +212,7 @@ def _read_own(
     names = dict.fromkeys(read.unit.name for read in reads)
     files = {name: InputFile(source.bin_path(name), direct=direct) for name in names}
     jobs = [granule_job(parameters, files[r.unit.name], r, entries.get(r.unit.name)) for r in reads]
+    jobs = with_memory_ahead(parameters, reads, jobs)
     # Past the page cache a thread waits for the device: others hash and place meanwhile.
     threads = work.threads * _DIRECT_TIMES if direct else work.threads
     ran = work.run(jobs, phase="load", threads=threads)
