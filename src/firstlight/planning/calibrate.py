@@ -7,8 +7,9 @@ time of a kernel, and what the engine does between steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from math import log
 
 from firstlight.planning.arrangement import Arrangement
@@ -76,15 +77,25 @@ def _search(
     for factor in _FACTORS:
         for _ in range(_PASSES):
             before = error
-            for change in (factor, 1 / factor):
-                for vary in (_memory, _matrix, _kernel, _host, _sequence, _request):
-                    tried = vary(best, change)
-                    found = error_of(machine, tried, observations)
-                    if found < error:
-                        best, error = tried, found
+            for tried in _neighbours(best, factor):
+                found = error_of(machine, tried, observations)
+                if found < error:
+                    best, error = tried, found
             if error == before:
                 break
     return best, error
+
+
+def _neighbours(rates: Rates, factor: float) -> Iterator[Rates]:
+    """Yields rates with one figure changed, and with two, alike or one against the other: where
+    both explain the same times, neither alone is seen to be wrong.
+    """
+    for change in (factor, 1 / factor):
+        for vary in _FIGURES:
+            yield vary(rates, change)
+    for raised, other in permutations(_FIGURES, 2):
+        yield raised(other(rates, 1 / factor), factor)
+        yield raised(other(rates, factor), factor)
 
 
 def error_of(machine: Machine, rates: Rates, observations: Sequence[Observation]) -> float:
@@ -122,3 +133,6 @@ def _sequence(rates: Rates, factor: float) -> Rates:
 def _request(rates: Rates, factor: float) -> Rates:
     known = rates.constants
     return replace(rates, constants=replace(known, request=known.request * factor))
+
+
+_FIGURES = (_memory, _matrix, _kernel, _host, _sequence, _request)
