@@ -117,6 +117,14 @@ class Facts:
         found = {card.arch for card in _or_none(self.cards) or ()}
         return found.pop() if len(found) == 1 else 0
 
+    def tells_mooncake(self) -> bool:
+        """Whether it is known which mooncake is installed, or that none is."""
+        try:
+            self._mooncake()
+        except FactUnknown:
+            return False
+        return True
+
     def _mooncake(self) -> str | None:
         return self.machine.distribution(f"mooncake-transfer-engine-{self.stack.name}")
 

@@ -99,6 +99,11 @@ def check_combination(facts: Facts, look: Looking) -> Iterator[Finding]:
         return
     for bad in known_bad(known, versions):
         yield look.fail(f"{bad.name}: {bad.why} ({bad.link})", bad.fix)
+    if not facts.tells_mooncake():
+        yield look.unknown(
+            "whether mooncake is installed, and which, is not known",
+            "run the probe where Python's packages can be listed",
+        )
     match = find_row(known, versions, arch)
     shown = ", ".join(
         f"{name} {versions.get(name) or '?'}" for name in ("sdk", "torch", "plugin", "driver")
