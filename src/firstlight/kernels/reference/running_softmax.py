@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from firstlight.kernels.carry import carried, new_carry
 from firstlight.kernels.reference.wide import wide
 
 # Context positions, and tokens of a step, whose scores are held at once.
@@ -61,12 +62,11 @@ def attend_span(
     """
     for begin, end in _query_parts(len(q_TNH)):
         part_TNE = carry_TNE[begin:end]
-        state_KME = _by_head(part_TNE, kv_heads)
         sums = _attend_part(
             q_TNH[begin:end],
             newest + 1 - len(q_TNH) + begin,
             block_of,
-            Sums(state_KME[..., :1], state_KME[..., 1:2], state_KME[..., 2:]),
+            _sums_in(part_TNE, kv_heads),
             keys=keys,
             sight=sight,
         )
@@ -81,14 +81,16 @@ def attend_all(q_TNH: Tensor, block_of: BlockOf, widths: tuple[int, int], sight:
     kv_heads, width = widths
     parts = []
     for begin, end in _query_parts(len(q_TNH)):
-        size = (kv_heads, (end - begin) * q_TNH.shape[1] // kv_heads)
-        nothing = wide(q_TNH[:0]).new_zeros(*size, width + 1)
-        fresh = Sums(nothing.new_full((*size, 1), -torch.inf), nothing[..., :1], nothing[..., 1:])
         part_TNH = q_TNH[begin:end]
+        fresh = _sums_in(new_carry(part_TNH, width), kv_heads)
         sums = _attend_part(part_TNH, begin, block_of, fresh, keys=(0, end), sight=sight)
-        out_KMV = sums.mixed_KMV * sums.total_KM1.reciprocal()
-        parts.append(_by_token(out_KMV, end - begin))
+        parts.append(carried(_by_token(torch.cat(sums, -1), end - begin), q_TNH.dtype))
     return torch.cat(parts)
+
+
+def _sums_in(carry_TNE: Tensor, kv_heads: int) -> Sums:
+    state_KME = _by_head(carry_TNE, kv_heads)
+    return Sums(state_KME[..., :1], state_KME[..., 1:2], state_KME[..., 2:])
 
 
 def _query_parts(tokens: int) -> Iterator[tuple[int, int]]:
