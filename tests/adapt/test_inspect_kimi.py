@@ -103,7 +103,10 @@ def test_one_file_present_and_headers_are_read_again(bare):
     assert sum("it is absent" in finding.what for finding in report.findings) == 11
 
 
-@pytest.mark.parametrize("damage", [b"", b"not gzip", gzip.compress(b"{")])
+# The header of packed bytes holds the time of packing, and names of tests must not change with it.
+@pytest.mark.parametrize(
+    "damage", [b"", b"not gzip", gzip.compress(b"{", mtime=0)], ids=["empty", "text", "cut"]
+)
 def test_a_damaged_packed_index_is_named(bare, damage):
     (bare / INDEX).unlink()
     (bare / f"{INDEX}.gz").write_bytes(damage)
