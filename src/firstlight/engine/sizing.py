@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from firstlight.cache.cache_group import RECURRENT
 from firstlight.cache.make_groups import check_specs
 from firstlight.cache.manager import blocks_for, distinct_specs
 from firstlight.cache.paged_group import group_blocks
 from firstlight.engine.settings import EngineSettings
-from firstlight.engine.tier_sizing import plan_tiers
 from firstlight.errors import OutOfBudget, UsageError
 from firstlight.models.spec import ModelSpec
 from firstlight.planning.memory import window_blocks
+from firstlight.planning.tier_sizing import far_pages, least_blocks, plan_tiers, unit_bytes_of
 from firstlight.settings.tiers import parse_tiers
 from firstlight.sharding.state_spec import StateSpec, cached_token_bytes
 from firstlight.units import format_bytes
@@ -61,12 +60,13 @@ class CacheNeeds:
     @property
     def unit_bytes(self) -> tuple[int, ...]:
         """Bytes on one rank of a block or slot of each cache group, of all its layers."""
-        sizes: Counter[StateSpec] = Counter()
-        for state in self.states:
-            token = cached_token_bytes(state, self.tp, self.element_bytes, self.kv_dtype)
-            sizes[state] += token * self.block_size
-            sizes[state] += state.sequence_bytes(self.tp, self.element_bytes)
-        return tuple(sizes[state] for state in distinct_specs(self.states))
+        return unit_bytes_of(
+            self.states,
+            self.block_size,
+            tp=self.tp,
+            element_bytes=self.element_bytes,
+            kv_dtype=self.kv_dtype,
+        )
 
     @property
     def blocks_per_sequence(self) -> int:
@@ -78,9 +78,12 @@ class CacheNeeds:
         """Blocks on the device without which a sequence of full length could not be computed: all,
         or what is left beside `far_pages`, but two steps' worth.
         """
-        whole = self.blocks_per_sequence
-        working = 2 * blocks_for(self.chunk_tokens or self.context_length, self.block_size) + 2
-        return min(whole, max(whole - self.far_pages, working))
+        return least_blocks(
+            self.context_length,
+            self.block_size,
+            chunk_tokens=self.chunk_tokens,
+            far_pages=self.far_pages,
+        )
 
     @property
     def least_paged_bytes(self) -> int:
@@ -144,9 +147,7 @@ def cache_needs(settings: EngineSettings, spec: ModelSpec) -> CacheNeeds:
         settings.kv_dtype,
     )
     far = plan_tiers(needs.states, needs.unit_bytes, parse_tiers(settings.tiers))
-    kinds = [spec.kind for spec in distinct_specs(needs.states)]
-    pages = [sum(size) for size, kind in zip(far, kinds, strict=False) if kind != RECURRENT]
-    return replace(needs, far_pages=min(pages, default=0))
+    return replace(needs, far_pages=far_pages(needs.states, far))
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ from firstlight.engine.self_test import Served, decoding_request, scoring_reques
 from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import CacheNeeds, CachePlan, cache_needs, plan_caches
 from firstlight.engine.socket_folder import make_socket_folder
-from firstlight.engine.tier_sizing import plan_tiers, tier_bytes
 from firstlight.engine.timeline import Timeline
 from firstlight.engine.weight_guard import WeightGuard, first_problem
 from firstlight.engine.weight_source import check_replacement
 from firstlight.errors import BadInput, CheckFailed
 from firstlight.metrics.events import CacheState, PhaseDone, Recorder
 from firstlight.models.spec import ModelSpec, with_attention
+from firstlight.planning.tier_sizing import plan_tiers, tier_bytes
 from firstlight.runner.model_path import read_spec
 from firstlight.runner.protocol import (
     AllocateCaches,

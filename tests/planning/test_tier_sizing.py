@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from firstlight.engine.sizing import CacheNeeds
-from firstlight.engine.tier_sizing import plan_tiers, tier_bytes
 from firstlight.errors import OutOfBudget
+from firstlight.planning.tier_sizing import plan_tiers, tier_bytes
 from firstlight.settings.tiers import TierSettings
 from firstlight.sharding.state_spec import GroupedQueryState, LatentState, RecurrentState
 

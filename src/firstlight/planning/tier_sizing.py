@@ -1,18 +1,51 @@
-"""Owns how many pages and slots lie outside the device; pure arithmetic over sizes in bytes."""
+"""Owns how many pages and slots lie outside the device, and how many pages must lie on it.
 
+Pure arithmetic over sizes in bytes, which engine and planner share; knows neither of them.
+"""
+
+from collections import Counter
 from collections.abc import Sequence
 
 from firstlight.cache.cache_group import RECURRENT
 from firstlight.cache.far_pool import FarSizes
-from firstlight.cache.manager import distinct_specs
+from firstlight.cache.manager import blocks_for, distinct_specs
 from firstlight.errors import OutOfBudget
 from firstlight.settings.tiers import TierSettings
-from firstlight.sharding.state_spec import StateSpec
+from firstlight.sharding.state_spec import StateSpec, cached_token_bytes
 from firstlight.units import format_bytes
 
 # Recurrent state takes at most this part of a tier beside pages, and one slot of each group at
 # least.
 SLOT_SHARE = 0.25
+
+
+def unit_bytes_of(
+    states: Sequence[StateSpec], block_size: int, *, tp: int, element_bytes: int, kv_dtype: str
+) -> tuple[int, ...]:
+    """Returns the bytes on one rank of a block or slot of each cache group, of all its layers."""
+    sizes: Counter[StateSpec] = Counter()
+    for state in states:
+        token = cached_token_bytes(state, tp, element_bytes, kv_dtype)
+        sizes[state] += token * block_size + state.sequence_bytes(tp, element_bytes)
+    return tuple(sizes[state] for state in distinct_specs(states))
+
+
+def far_pages(states: Sequence[StateSpec], sizes: Sequence[FarSizes]) -> int:
+    """Returns the pages of a sequence that may lie outside the device, in each group; `sizes` are
+    those of plan_tiers.
+    """
+    kinds = [spec.kind for spec in distinct_specs(states)]
+    pairs = zip(sizes, kinds, strict=True) if sizes else ()
+    return min((sum(size) for size, kind in pairs if kind != RECURRENT), default=0)
+
+
+def least_blocks(context: int, block_size: int, *, chunk_tokens: int | None, far_pages: int) -> int:
+    """Returns the blocks on the device without which a sequence of `context` tokens could not be
+    computed: all, or what is left beside `far_pages`, but two steps' worth.
+    """
+    whole = blocks_for(context, block_size)
+    working = 2 * blocks_for(chunk_tokens or context, block_size) + 2
+    return min(whole, max(whole - far_pages, working))
 
 
 def plan_tiers(
