@@ -62,6 +62,7 @@ EXAMPLES: tuple[events.Event, ...] = (
     events.SwapState(num_swaps=2, num_fetches=3, num_late=1, recomputed_tokens=64),
     events.PrefixLookup(10, 4),
     events.Preempted(),
+    events.BooksChecked(),
     events.NanRows(2),
     events.WeightsStreamed(
         rank=0,

@@ -143,6 +143,15 @@ def check_idle(service: Any) -> None:
     assert counts.output_tokens == sum(map(len, map(service.output, service.updates)))
 
 
+def check_emptied(service: Any) -> None:
+    """Whatever is not empty after all was forgotten is leaked."""
+    service.cache.forget("other weights")
+    service.scheduler.check_integrity()
+    groups = service.cache.usage().groups
+    assert all(group.empty == group.usable for group in groups)
+    assert all(place.empty == place.usable for group in groups for place in group.far)
+
+
 @settings(
     max_examples=200,
     deadline=None,
@@ -166,3 +175,4 @@ def test_any_program_gives_undisturbed_outputs(
     check_outputs(service)
     check_scores(service)
     check_idle(service)
+    check_emptied(service)

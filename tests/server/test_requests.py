@@ -230,6 +230,15 @@ def test_cache_salt_and_key_reach_the_engine(server: Any) -> None:
     assert refuse(server, CHAT, chat(cache_salt=""))["param"] == "cache_salt"
 
 
+def test_priority_reaches_the_engine(server: Any) -> None:
+    body = {"model": "small", "prompt": "hello", "max_tokens": 1, "priority": -3}
+    assert server.post("/v1/completions", body).status_code == 200
+    assert server.engine.submitted[-1].priority == -3
+    assert server.post(CHAT, chat()).status_code == 200
+    assert server.engine.submitted[-1].priority == 0
+    assert refuse(server, CHAT, chat(priority=0.5))["param"] == "priority"
+
+
 def test_a_stop_token_is_not_part_of_the_text(server: Any) -> None:
     ids = server.engine.reply_ids
     body = chat(stop_token_ids=[ids[4]], return_token_ids=True, logprobs=True)

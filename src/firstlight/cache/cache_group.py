@@ -174,6 +174,10 @@ class CacheGroup(Protocol):
         """Makes everything the request found or entered unfindable."""
         ...
 
+    def forget(self) -> None:
+        """Makes nothing on the device findable; no table may be open."""
+        ...
+
     def release(self, request_id: str) -> None:
         """Closes a table; what is findable of it stays so until it is taken again."""
         ...

@@ -186,6 +186,14 @@ class FarPool:
                 place.num_cached -= 1
                 place.pool.reuse_next(place.local(unit))
 
+    def forget(self) -> None:
+        """Makes nothing findable; no unit may be held."""
+        for unit in self._index.clear():
+            place = self._place(unit)
+            place.pool.reuse_next(place.local(unit))
+            place.num_cached -= 1
+        self._lengths.clear()
+
     def usage(self) -> tuple[FarUsage, ...]:
         """How many units are in which condition, by place."""
         return tuple(place.usage() for place in self._places)

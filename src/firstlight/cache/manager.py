@@ -296,13 +296,16 @@ class CacheManager:
                 group.discard(request.request_id)
         self.release(request)
 
-    def forget(self, model_digest: str) -> None:
-        """Lets nothing be found again that was computed before: other weights did it.
+    def forget(self, model_digest: str | None = None) -> None:
+        """Empties the cache, here and outside the device; no request may hold blocks.
 
-        No request may hold blocks. `model_digest` names the new ones, and was never used before.
+        `model_digest` names other weights than before, and was never used.
         """
-        assert not self._holdings, "weights are replaced under a running request"
-        self._model_digest = model_digest
+        self._model_digest = model_digest or self._model_digest
+        for group in self._groups:
+            group.forget()
+            if group.far is not None:
+                group.far.forget()
 
     def blocks(self, request: CacheableRequest) -> list[list[int]]:
         """The blocks a request holds in token order, one list a group."""

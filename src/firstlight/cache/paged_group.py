@@ -281,6 +281,13 @@ class PagedGroup:
                     self._num_cached -= 1
                     self._pool.reuse_next(found)
 
+    def forget(self) -> None:
+        """Makes nothing findable."""
+        assert not self._tables, "content is forgotten under a running request"
+        for block in self._index.clear():
+            self._pool.reuse_next(block)
+        self._num_cached = 0
+
     def release(self, request_id: str) -> None:
         """Closes a table, last block first: the end of a prefix is evicted before its start."""
         table = self._tables.pop(request_id)

@@ -140,6 +140,13 @@ class PrefixIndex:
         del self._blocks[key]
         return True
 
+    def clear(self) -> list[int]:
+        """Forgets what all blocks hold; returns those of which anything was known."""
+        blocks = list(self._keys)
+        self._blocks.clear()
+        self._keys.clear()
+        return blocks
+
     def check_integrity(self) -> None:
         """Checks that the two directions name the same pairs."""
         pairs = {(key, block) for block, key in self._keys.items()}

@@ -230,6 +230,12 @@ class RecurrentGroup:
             if slot is not None:
                 self._drop(slot)
 
+    def forget(self) -> None:
+        """Drops every snapshot."""
+        assert not self._live, "snapshots are forgotten under a running request"
+        for slot in self._values.slots:
+            self._drop(slot)
+
     def release(self, request_id: str) -> None:
         """Gives back the live slot and drops a snapshot that is under way."""
         live = self._live.pop(request_id)

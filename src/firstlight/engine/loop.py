@@ -12,6 +12,7 @@ import msgspec
 
 from firstlight.cache.cache_group import GroupUsage
 from firstlight.engine.constraints import Constraints
+from firstlight.engine.idle_check import IdleCheck
 from firstlight.engine.messages import (
     Cancel,
     CheckWeights,
@@ -84,6 +85,7 @@ class EngineLoop:
         self._unhealthy: str | None = None
         self._submitted_at: dict[str, float] = {}
         self._preemptions = 0
+        self._books = IdleCheck(running.scheduler, recorder)
 
     @property
     def busy(self) -> bool:
@@ -113,6 +115,7 @@ class EngineLoop:
             self._admit_prepared()
             if not self._running.scheduler.has_work:
                 self._running.ranks.check_alive()
+                self._unhealthy = self._books.turn() or self._unhealthy
                 self._replace_weights()
             self._step()
             self._check_weights()
@@ -220,7 +223,8 @@ class EngineLoop:
         problem = ""
         try:
             self._reload(order.source)
-            self._unhealthy = None
+            self._unhealthy = self._books.recount()
+            self._record_state()
         except BadInput as error:  # nothing was touched
             return WeightsReloaded(order.reload_id, problem=str(error), refusal="bad_source")
         except RankFailure:

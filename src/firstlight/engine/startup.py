@@ -121,6 +121,7 @@ class Startup:
             self._warm_up(running)
         with timeline.phase("start-up gate"):
             self._gate(running)
+            running.cache.forget()  # nobody will ask what the engine asked itself
         with timeline.phase("audit memory"):
             self._close_audit()
         self._record_phases()
@@ -207,6 +208,7 @@ class Startup:
             self._num_reloads += 1
             running.cache.forget(f"{reports[0].source_digest} {self._num_reloads}")
             self._gate(running)
+            running.cache.forget()
         finally:
             self._timeline.end(RELOAD, time.time())
 

@@ -153,6 +153,10 @@ class Preempted(msgspec.Struct, frozen=True, tag=True):
     """A running request was put back to the queue."""
 
 
+class BooksChecked(msgspec.Struct, frozen=True, tag=True):
+    """Blocks, slots, rows and counters were recounted while nothing ran, and added up."""
+
+
 class NanRows(msgspec.Struct, frozen=True, tag=True):
     """Rows of one step had logits that are not finite."""
 
@@ -225,6 +229,7 @@ Event = (
     | SwapState
     | PrefixLookup
     | Preempted
+    | BooksChecked
     | NanRows
     | WeightsStreamed
     | PhaseDone

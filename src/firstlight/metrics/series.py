@@ -186,6 +186,10 @@ class Series:
         self._add("preemptions_total")
 
     @_fold.register
+    def _(self, event: events.BooksChecked) -> None:
+        self._add("books_checked_total")
+
+    @_fold.register
     def _(self, event: events.NanRows) -> None:
         self._add("nan_rows_total", event.num_rows)
 

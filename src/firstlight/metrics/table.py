@@ -97,6 +97,7 @@ _ROWS: tuple[Metric, ...] = (
     Metric("prefix_hit_tokens_total", "counter", "tokens", "Prompt tokens found when looked up"),
     Metric("prefix_hit_ratio", "gauge", "1", "Found / looked up since the start"),
     Metric("preemptions_total", "counter", "1", "Requests put back to the queue"),
+    Metric("books_checked_total", "counter", "1", "Times blocks and counters were recounted idle"),
     Metric("nan_rows_total", "counter", "1", "Rows whose logits were not finite"),
     Metric("weights_checks_total", "counter", "1", "Times all weights in memory were compared"),
     Metric("weights_damages_total", "counter", "1", "Runs of weights found to have changed"),

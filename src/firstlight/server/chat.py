@@ -100,6 +100,7 @@ async def to_chat_job(request: ChatRequest, context: AppContext, completion_id: 
         seed=request.seed,
         cache_salt=request.cache_salt or "",
         cache_key=request.prompt_cache_key or "",
+        priority=request.priority or 0,
         new_answer=_reader(request, context, thinking=prompt.thinking),
     )
 

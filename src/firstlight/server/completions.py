@@ -56,6 +56,7 @@ async def to_completion_job(
         seed=request.seed,
         cache_salt=request.cache_salt or "",
         cache_key=request.prompt_cache_key or "",
+        priority=request.priority or 0,
     )
 
 

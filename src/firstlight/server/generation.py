@@ -59,6 +59,7 @@ class Job:
     new_answer: Callable[[], AnswerText] | None = None
     cache_salt: str = ""
     cache_key: str = ""
+    priority: int = 0
 
     def requests(self) -> Iterator[SubmittedRequest]:
         """The engine's requests, one a choice, with different seeds."""
@@ -72,6 +73,7 @@ class Job:
                 media=prompt.media,
                 salt=self.cache_salt,
                 cache_hint=self.cache_key,
+                priority=self.priority,
             )
 
 

@@ -150,6 +150,10 @@ class SamplingFields(StrictBody):
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_NAME)] | None = Field(
         None, description="Only requests with the same salt reuse each other's computed text."
     )
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
+        None,
+        description="Smaller numbers start first and yield last; 0 if left out. Changes no answer.",
+    )
     user: str | None = Field(None, description="Accepted and ignored.")
     metadata: dict[str, JsonValue] | None = Field(None, description="Accepted and ignored.")
     store: bool | None = Field(None, description="Accepted and ignored.")
