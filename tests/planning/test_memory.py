@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from firstlight.engine.sizing import CacheNeeds, plan_caches
 from firstlight.planning.activations import encoder_bytes
 from firstlight.planning.arrangement import Arrangement, arrangements
-from firstlight.planning.hardware import parse_fleet
-from firstlight.planning.memory import (
+from firstlight.planning.caches import (
     CacheNeed,
     HeldCaches,
     cache_bytes,
     held_cache_bytes,
-    plan_memory,
     recurrent_bytes,
 )
+from firstlight.planning.hardware import parse_fleet
+from firstlight.planning.memory import plan_memory
 from firstlight.planning.search import most_context, most_sequences
 from firstlight.planning.workload import PlanRules, Workload
 from firstlight.runner.cache_tensors import CacheShape, allocate_states, state_bytes
@@ -49,7 +49,7 @@ def test_caches_of_one_kimi_k3_sequence_of_a_million_tokens(k3):
     context=st.integers(1, 700),
     block_size=st.sampled_from([1, 4, 16]),
     chunk=st.sampled_from([None, 1, 8, 100]),
-    kv_dtype=st.sampled_from(["auto", "int8"]),
+    kv_dtype=st.sampled_from(["auto", "int8", "fp8"]),
 )
 def test_an_engine_given_the_planned_budget_holds_the_load(
     request, name, tp, sequences, context, block_size, chunk, kv_dtype

@@ -25,8 +25,9 @@ from firstlight.planning.audit import (
     last_measured,
     read_history,
 )
+from firstlight.planning.caches import HeldCaches, held_cache_bytes
 from firstlight.planning.constants import HOST_FRAMEWORK_BYTES
-from firstlight.planning.memory import HeldCaches, feature_bytes, held_cache_bytes
+from firstlight.planning.memory import feature_bytes
 from firstlight.planning.packed import packed_bytes
 from firstlight.planning.weights import held_bytes
 from firstlight.planning.work import model_work

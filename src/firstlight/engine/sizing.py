@@ -13,7 +13,7 @@ from firstlight.cache.paged_group import group_blocks
 from firstlight.engine.settings import EngineSettings
 from firstlight.errors import OutOfBudget, UsageError
 from firstlight.models.spec import ModelSpec
-from firstlight.planning.memory import window_blocks
+from firstlight.planning.caches import window_blocks
 from firstlight.planning.tier_sizing import far_pages, least_blocks, plan_tiers, unit_bytes_of
 from firstlight.settings.tiers import parse_tiers
 from firstlight.sharding.state_spec import StateSpec, cached_token_bytes
