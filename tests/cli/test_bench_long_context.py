@@ -9,7 +9,7 @@ import firstlight
 from firstlight.cli.main import main
 
 K3_MINI = Path(firstlight.__file__).parent / "data" / "k3_mini"
-WAYS = "full | int8 full | window=64,sinks=8 | sparse=64x8"
+WAYS = "full | int8 full | fp8 full | window=64,sinks=8 | sparse=64x8"
 
 
 def test_ways_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,12 +21,14 @@ def test_ways_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     rows = {row["way"]: row for row in report["data"]["rows"]}
     assert list(rows) == [way.strip() for way in WAYS.split("|")]
-    for name in ("full", "int8 full", "sparse=64x8"):
+    for name in ("full", "int8 full", "fp8 full", "sparse=64x8"):
         assert (rows[name]["right"], rows[name]["asked"]) == (2, 2)
     # The pairs asked for lie behind a window of 64 tokens.
     assert rows["window=64,sinks=8"]["answer_nats"] > rows["full"]["answer_nats"] + 1
     assert rows["window=64,sinks=8"]["cache_bytes"] < rows["full"]["cache_bytes"]
     assert rows["full"]["seconds"] > 0
+    assert rows["fp8 full"]["kv_dtype"] == "fp8"
+    assert rows["fp8 full"]["cache_bytes"] == rows["int8 full"]["cache_bytes"]
     # A choice of more blocks than there are is full attention.
     assert rows["sparse=64x8"]["answer_nats"] == pytest.approx(
         rows["full"]["answer_nats"], abs=1e-4

@@ -233,11 +233,12 @@ def test_blocks_of_windows_keep_within_the_budget_and_use_it(
     assert plan.num_blocks == most or wanted.paged_bytes(plan.num_blocks + 1) > budget
 
 
-def test_int8_caches_take_at_most_53_hundredths_of_bf16() -> None:
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_caches_of_bytes_take_at_most_53_hundredths_of_bf16(kv_dtype: str) -> None:
     smollm2, k3 = [GroupedQueryState(3, 64)] * 30, [LatentState(576)] * 24
     for states in (smollm2, k3, list(WINDOWED)):
         half = CacheNeeds(states, 16, 1, 2, 4, 4096)
-        byte = CacheNeeds(states, 16, 1, 2, 4, 4096, kv_dtype="int8")
+        byte = CacheNeeds(states, 16, 1, 2, 4, 4096, kv_dtype=kv_dtype)
         assert 0.5 < byte.paged_bytes(1) / half.paged_bytes(1) <= 0.53
 
 

@@ -1,4 +1,4 @@
-"""INT8 caches: the error of a value, and attention against that over the values they stand for."""
+"""Caches of a byte a value: its error, and attention against that over what bytes stand for."""
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from firstlight.kernels.reference.quantised import (
     spread,
 )
 
+INT8, FP8 = torch.int8, torch.float8_e4m3fn
 SLOTS, KV_HEADS, HEADS, CHANNELS = 4, 2, 6, 8
 # Sequences with these new tokens behind these contexts before them.
 BEFORE, NEW = (37, 0, 5), (1, 9, 30)
@@ -40,9 +41,25 @@ def test_an_error_is_at_most_half_a_step(width: int, group: int, size: float, se
     assert (steps <= x.abs().max() / 127 * 1.001 + 2**-25).all()
 
 
-def test_zeros_stay_zeros_and_what_is_not_finite_stays_so() -> None:
+@given(
+    width=st.integers(1, 200),
+    size=st.sampled_from([1e-2, 1.0, 300.0]),
+    seed=st.integers(0, 99),
+)
+def test_an_fp8_error_is_a_sixteenth_of_the_value(width: int, size: float, seed: int) -> None:
+    """Half of the last of three bits, or half of the least step, 2^-9 of a scale."""
+    x = torch.randn(3, width, generator=torch.Generator().manual_seed(seed)) * size
+    codes, scales = quantised(x, 64, FP8)
+    assert codes.dtype == FP8 and codes.shape == x.shape and scales.dtype == torch.float16
+    steps = scales.float().repeat_interleave(64, -1)[:, :width]
+    most = torch.maximum(x.abs() / 16, steps / 2**10) * 1.0001 + 448 / 2**25
+    assert ((dequantised(codes, scales, 64) - x).abs() <= most).all()
+
+
+@pytest.mark.parametrize("dtype", [INT8, FP8])
+def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(dtype: torch.dtype) -> None:
     x = torch.tensor([[0.0, 0.0], [1.0, torch.nan], [torch.inf, 1.0], [1e30, 1.0]])
-    values = dequantised(*quantised(x, 2), 2)
+    values = dequantised(*quantised(x, 2, dtype), 2)
     assert values[0].tolist() == [0.0, 0.0]
     assert not values[1:].sum(-1).isfinite().any()
 
@@ -86,14 +103,19 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("window", [None, 1, 7, 64])
-def test_attention_is_that_over_the_values_the_bytes_stand_for(window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("window", "dtype"), [(None, INT8), (1, INT8), (7, INT8), (64, INT8), (None, FP8), (7, FP8)]
+)
+def test_attention_is_that_over_the_values_the_bytes_stand_for(
+    window: int | None, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     starts, contexts, table, pages = spans()
     q, k, v = (torch.randn(sum(NEW), n, CHANNELS) for n in (HEADS, KV_HEADS, KV_HEADS))
-    caches = [quantised(torch.randn(pages, KV_HEADS, SLOTS, CHANNELS), CHANNELS) for _ in "kv"]
+    held = torch.randn(2, pages, KV_HEADS, SLOTS, CHANNELS)
+    caches = [quantised(x, CHANNELS, dtype) for x in held]
     floats = [dequantised(*cache, CHANNELS) for cache in caches]
-    new = [dequantised(*quantised(x, CHANNELS), CHANNELS) for x in (spread(k), v)]
+    new = [dequantised(*quantised(x, CHANNELS, dtype), CHANNELS) for x in (spread(k), v)]
     want = paged_attention(spread(q), *new, *floats, starts, contexts, table, 0.4, window)
     tensors = [part for whole, scales in caches for part in (whole, scales[..., 0].clone())]
     got = int8_paged_attention(q, k, v, *tensors, starts, contexts, table, 0.4, window)
@@ -143,13 +165,14 @@ def test_bytes_behind_the_window_are_never_read() -> None:
     assert torch.equal(*outs)
 
 
-@pytest.mark.parametrize("width", [70, 128])
-def test_latents_are_read_as_the_values_the_bytes_stand_for(width: int) -> None:
+@pytest.mark.parametrize(("width", "dtype"), [(70, INT8), (128, INT8), (70, FP8)])
+def test_latents_are_read_as_the_values_the_bytes_stand_for(width: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     latent = width - 6
     starts, contexts, table, pages = spans()
-    rows, cache = torch.randn(sum(NEW), width), quantised(torch.randn(pages, SLOTS, width), 64)
-    new, floats = dequantised(*quantised(rows, 64), 64), dequantised(*cache, 64)
+    rows = torch.randn(sum(NEW), width)
+    cache = quantised(torch.randn(pages, SLOTS, width), 64, dtype)
+    new, floats = dequantised(*quantised(rows, 64, dtype), 64), dequantised(*cache, 64)
     q, expansion = torch.randn(sum(NEW), HEADS, width), torch.randn(HEADS, 12, latent)
     places = (starts, contexts, table, 0.2)
     want = latent_attention(q, new, floats.clone(), *places, latent)

@@ -34,5 +34,13 @@ def test_a_type_the_device_lacks_is_refused_with_another():
     require_fit(CARD, "float16")
 
 
+def test_fp8_caches_need_a_device_that_holds_fp8():
+    with pytest.raises(EnvironmentProblem, match=r"MTT S80 is not known to hold FP8.*int8"):
+        require_fit(CARD, "float16", "fp8")
+    require_fit(CARD, "float16", "int8")
+    able = CARD.capabilities | {"fp8_storage"}
+    require_fit(dataclasses.replace(CARD, capabilities=able), "float16", "fp8")
+
+
 def test_an_architecture_nobody_described_is_not_refused():
     require_fit(dataclasses.replace(CARD, arch=77), "float32")

@@ -87,7 +87,9 @@ def test_a_sequence_longer_than_the_device(model: Model, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "changes", [{"kv_dtype": "int8"}, {"attention": "sparse=4x8"}], ids=["int8", "sparse"]
+    "changes",
+    [{"kv_dtype": "int8"}, {"kv_dtype": "fp8"}, {"attention": "sparse=4x8"}],
+    ids=["int8", "fp8", "sparse"],
 )
 def test_a_long_sequence_in_other_forms(
     small: Model, changes: dict[str, str], tmp_path: Path

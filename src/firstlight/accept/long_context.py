@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from firstlight.accept.report import Check, Report, Section
 from firstlight.errors import UsageError
+from firstlight.settings.serve import KV_DTYPES
 from firstlight.units import format_bytes
 
 
@@ -102,17 +103,19 @@ def default_ways(length: int) -> tuple[Way, ...]:
 
 
 def parse_ways(text: str) -> tuple[Way, ...]:
-    """Reads ways with `|` between them, each an `--attention` text, with `int8` in front for INT8
-    caches, as in `full | int8 full | window=4096,sinks=4`. Raises UsageError for an empty one.
+    """Reads ways with `|` between them, each an `--attention` text, with `int8` or `fp8` in front
+    for such caches, as in `full | int8 full | window=4096,sinks=4`. Raises UsageError for an empty
+    one.
     """
     ways = []
     for part in (piece.strip() for piece in text.split("|")):
-        words = part.removeprefix("int8").strip()
+        kv_dtype = next((name for name in KV_DTYPES if part.startswith(name)), "auto")
+        words = part.removeprefix(kv_dtype).strip()
         if not words:
             raise UsageError(
                 f"--ways {text!r}: {part!r} names no attention; write full | int8 full"
             )
-        ways.append(Way(part, words, "int8" if part.startswith("int8") else "auto"))
+        ways.append(Way(part, words, kv_dtype))
     return tuple(ways)
 
 

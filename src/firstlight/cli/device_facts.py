@@ -33,15 +33,15 @@ class _Refused(msgspec.Struct, frozen=True, tag=True):
     exit_code: int
 
 
-def device_facts(asked: str, ranks: int, dtype: str) -> DeviceFacts:
+def device_facts(asked: str, ranks: int, dtype: str, kv_dtype: str = "auto") -> DeviceFacts:
     """Returns what the device of the first of so many ranks has.
 
     Raises UsageError for an unknown platform, EnvironmentProblem for one that cannot be used here
-    or does not compute in this type.
+    or does not compute in this type, or cannot hold such caches.
     """
     if asked == "cpu":
-        return _asked_here(asked, ranks, dtype)
-    answer = _answer([asked, str(ranks), dtype])
+        return _asked_here(asked, ranks, dtype, kv_dtype)
+    answer = _answer([asked, str(ranks), dtype, kv_dtype])
     if isinstance(answer, _Refused):
         raise _REFUSALS.get(answer.exit_code, EnvironmentProblem)(answer.message)
     return answer
@@ -71,18 +71,18 @@ def _answer(words: list[str]) -> DeviceFacts | _Refused:
     )
 
 
-def _asked_here(asked: str, ranks: int, dtype: str) -> DeviceFacts:
+def _asked_here(asked: str, ranks: int, dtype: str, kv_dtype: str) -> DeviceFacts:
     device = first_device(asked, ranks)
-    device.require_fit(dtype)
+    device.require_fit(dtype, kv_dtype)
     return DeviceFacts(device.platform.name, device.available_bytes(), device.owned)
 
 
 def main() -> int:
     """Asks for the device that the arguments name and prints the answer as JSON."""
-    asked, ranks, dtype = sys.argv[1:]
+    asked, ranks, dtype, kv_dtype = sys.argv[1:]
     answer: DeviceFacts | _Refused
     try:
-        answer = _asked_here(asked, int(ranks), dtype)
+        answer = _asked_here(asked, int(ranks), dtype, kv_dtype)
     except FirstlightError as error:
         answer = _Refused(str(error), error.exit_code)
     print(f"\n{msgspec.json.encode(answer).decode()}", flush=True)

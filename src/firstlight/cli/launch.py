@@ -64,7 +64,7 @@ def launch(settings: ServeSettings) -> int:
     configure_logging(settings.log_level)
     folder = make_socket_folder()
     try:
-        device = device_facts(settings.device, settings.tp, settings.dtype)
+        device = device_facts(settings.device, settings.tp, settings.dtype, settings.kv_dtype)
         engine_settings = make_engine_settings(settings, folder, started, device.name)
         free = device.available_bytes
         check_start(spec, start_load(settings, spec, free_bytes=free, plan=plan))

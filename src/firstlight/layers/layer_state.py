@@ -45,8 +45,8 @@ class PagedLatents:
 
 @dataclass(frozen=True)
 class QuantisedKeysValues:
-    """PagedKeysValues in INT8, with an fp16 scale for each token and head: [pages, kv_heads,
-    page_size]. A value is its byte times its scale.
+    """PagedKeysValues in INT8 or FP8, with an fp16 scale for each token and head: [pages, kv_heads,
+    page_size]. A value is its code times its scale.
     """
 
     keys_PKSH: Tensor
@@ -61,8 +61,8 @@ class QuantisedKeysValues:
 
 @dataclass(frozen=True)
 class QuantisedLatents:
-    """PagedLatents in INT8, with an fp16 scale for each token and 64 values of its row: [pages,
-    page_size, scales].
+    """PagedLatents in INT8 or FP8, with an fp16 scale for each token and 64 values of its row:
+    [pages, page_size, scales].
     """
 
     rows_PSW: Tensor

@@ -12,7 +12,8 @@ from firstlight.platforms.spec import DeviceSpec, Memory
 from firstlight.platforms.stack import Platform, VendorStack
 from firstlight.platforms.torch_check import require_torch
 
-_DTYPES = frozenset({"float32", "bfloat16", "float16", "int8"})
+# FP8 is held and turned into floats; no product of it is computed.
+_DTYPES = frozenset({"float32", "bfloat16", "float16", "int8", "fp8_storage"})
 
 
 def cpu_features() -> frozenset[str]:

@@ -12,9 +12,10 @@ from firstlight.platforms.spec import DeviceSpec
 _OTHER = {"bfloat16": "float16 or float32", "float16": "float32"}
 
 
-def require_fit(spec: DeviceSpec, dtype: str) -> None:
-    """Raises EnvironmentProblem when the architecture is known not to serve, or the compute type is
-    one the device lacks. An architecture nobody described is not refused: `probe` says unknown.
+def require_fit(spec: DeviceSpec, dtype: str, kv_dtype: str = "auto") -> None:
+    """Raises EnvironmentProblem when the architecture is known not to serve, or the compute type or
+    that of caches is one the device lacks. An architecture nobody described is not refused: `probe`
+    says unknown.
     """
     known = read_compatibility(spec.kind).architecture(spec.arch)
     if known is not None and not known.serves:
@@ -25,4 +26,8 @@ def require_fit(spec: DeviceSpec, dtype: str) -> None:
     if not spec.can(dtype):
         raise EnvironmentProblem(
             f"{spec.name} does not compute in {dtype}; use --dtype {_OTHER.get(dtype, 'bfloat16')}"
+        )
+    if kv_dtype == "fp8" and not spec.can("fp8_storage"):
+        raise EnvironmentProblem(
+            f"{spec.name} is not known to hold FP8; use --kv-dtype int8, which takes the same bytes"
         )

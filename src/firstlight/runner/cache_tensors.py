@@ -32,12 +32,16 @@ from firstlight.sharding.state_spec import (
     int8_groups,
 )
 
+# How caches of a byte a value are kept.
+CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
 
 @dataclass(frozen=True)
 class CacheShape:
     """How caches are cut: pages per paged group, tokens per page, tensor parallel degree, element
     type, device, and slots per recurrent group. `window_blocks` are pages of groups by their
-    window, where they are not `num_blocks`; `kv_dtype` is `auto` for the element type, or `int8`.
+    window, where they are not `num_blocks`; `kv_dtype` is `auto` for the element type, or
+    one of CODES.
     """
 
     num_blocks: int
@@ -101,11 +105,11 @@ def _allocate(state: StateSpec, group: int, shape: CacheShape) -> LayerState:
     if isinstance(state, LatentState):
         cut = (shape.pages(state), shape.block_size, state.width)
         summaries = _summaries(state, (cut[0], state.width), shape)
-        if shape.kv_dtype != "int8":
+        if shape.kv_dtype not in CODES:
             return PagedLatents(_empty(cut, shape), group, summaries=summaries)
         scales = (*cut[:2], int8_groups(state.width))
         return QuantisedLatents(
-            _empty(cut, shape, torch.int8),
+            _empty(cut, shape, CODES[shape.kv_dtype]),
             _empty(scales, shape, torch.float16),
             group,
             summaries=summaries,
@@ -125,9 +129,9 @@ def _keys_values(
     heads = (shape.pages(state), state.local_heads(shape.tp), shape.block_size)
     cut = (*heads, state.head_dim)
     summaries = _summaries(state, (*heads[:2], state.head_dim), shape)
-    if shape.kv_dtype != "int8":
+    if shape.kv_dtype not in CODES:
         return PagedKeysValues(_empty(cut, shape), _empty(cut, shape), group, summaries=summaries)
-    keys, values = (_empty(cut, shape, torch.int8) for _ in range(2))
+    keys, values = (_empty(cut, shape, CODES[shape.kv_dtype]) for _ in range(2))
     key_scales, value_scales = (_empty(heads, shape, torch.float16) for _ in range(2))
     return QuantisedKeysValues(keys, key_scales, values, value_scales, group, summaries=summaries)
 

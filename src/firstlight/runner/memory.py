@@ -44,9 +44,9 @@ class RankDevice:
         """The device's spec in one line, as it was resolved."""
         return str(self.platform.spec(self.index))
 
-    def require_fit(self, dtype: str) -> None:
-        """Raises EnvironmentProblem when the device cannot serve in this type."""
-        require_fit(self.platform.spec(self.index), dtype)
+    def require_fit(self, dtype: str, kv_dtype: str) -> None:
+        """Raises EnvironmentProblem when the device cannot serve in this type with such caches."""
+        require_fit(self.platform.spec(self.index), dtype, kv_dtype)
 
     @property
     def owned(self) -> bool:

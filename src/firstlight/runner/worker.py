@@ -104,7 +104,7 @@ class Rank:
         self._channel = channel
         # Bound before anything else: kernel packages and groups must find the device current.
         self._place = RankDevice(find_platform(settings.device), settings.rank, settings.tp)
-        self._place.require_fit(settings.dtype)
+        self._place.require_fit(settings.dtype, settings.kv_dtype)
         self._device = torch.device(self._place.bind(settings.threads))
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._mesh: Mesh | None = None

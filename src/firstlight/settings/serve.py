@@ -14,7 +14,7 @@ from firstlight.settings.settings import required, setting
 from firstlight.settings.tiers import parse_tiers
 
 DTYPES = ("float32", "bfloat16", "float16")
-KV_DTYPES = ("auto", "int8")
+KV_DTYPES = ("auto", "int8", "fp8")
 LOAD_FROM = ("own", "rank0")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 

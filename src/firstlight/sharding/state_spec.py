@@ -7,8 +7,10 @@ distinct spec, the planner prices it, the runner allocates it.
 from dataclasses import dataclass
 from typing import Protocol
 
-# Values of a latent row that share one scale when it is kept in INT8.
+# Values of a latent row that share one scale when it is kept in INT8 or FP8.
 INT8_GROUP = 64
+# Types of caches that keep a byte a value and scales beside them.
+BYTE_CACHES = ("int8", "fp8")
 SCALE_BYTES = 2
 SUMMARY_BYTES = 2  # a channel
 
@@ -117,13 +119,13 @@ class EncoderState:
 
 def cached_token_bytes(state: StateSpec, tp: int, element_bytes: int, kv_dtype: str) -> int:
     """Bytes per cached token and layer on one rank, of caches of `kv_dtype`: `auto` keeps the
-    compute type; `int8` a byte a value and an fp16 scale per head, or per INT8_GROUP of a latent.
-    A token's share of its summary is rounded up.
+    compute type; BYTE_CACHES a byte a value and an fp16 scale per head, or per INT8_GROUP of a
+    latent. A token's share of its summary is rounded up.
     """
     summary = summary_bytes(state, tp)
-    if kv_dtype == "int8" and isinstance(state, GroupedQueryState):
+    if kv_dtype in BYTE_CACHES and isinstance(state, GroupedQueryState):
         return 2 * state.local_heads(tp) * (state.head_dim + SCALE_BYTES) + summary
-    if kv_dtype == "int8" and isinstance(state, LatentState):
+    if kv_dtype in BYTE_CACHES and isinstance(state, LatentState):
         return state.width + int8_groups(state.width) * SCALE_BYTES + summary
     return state.token_bytes(tp, element_bytes) + summary
 

@@ -3,7 +3,8 @@
 Knows no layer and no allocator. Values that share a scale keep 8 bits each: x is q * s, q a whole
 number within 127, s their greatest magnitude / 127 in fp16. A token is written once and always read
 back in INT8, so that chunks, cache hits and preemption change nothing. The context is turned back
-to floats a block at a time, never as a whole.
+to floats a block at a time, never as a whole. Pages of FP8 (e4m3, within 448) are taken in their
+place: the type of a page says which.
 
 Shape letters: T tokens of the step, N query heads, K key/value heads, H head channels, P pages, S
 slots of a page, B sequences, X context of a block, M queries of one key/value head, W row width, G
@@ -30,27 +31,31 @@ from firstlight.kernels.reference.spans import PagedSpan, Segment, paged_spans
 from firstlight.kernels.reference.wide import wide
 from firstlight.sharding.state_spec import INT8_GROUP
 
-MOST = 127
+# The greatest code of a type.
+MOST = {torch.int8: 127, torch.float8_e4m3fn: 448}
 
 
-def quantised(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Return x in INT8, and the fp16 scales of each `group` values of its last dimension.
+def quantised(x: Tensor, group: int, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
+    """Return x in INT8 or FP8, and the fp16 scales of each `group` values of its last dimension.
 
-    An error is at most half a scale, and 4e-6 more where the scale is below the normal numbers of
-    fp16. Values that are not finite give scales that are not, so that
-    whoever reads them finds out.
+    An error is at most half a scale in INT8, and 1/16 of a value or 2^-10 of a scale in FP8; 4e-6
+    and 1.4e-5 more where the scale is below the normal numbers of fp16. Values that are not finite
+    give scales that are not, so that whoever reads them finds out.
     """
+    most = MOST[dtype]
     width = x.shape[-1]
     padded = functional.pad(wide(x), (0, -width % group))
     padded = padded.reshape(*x.shape[:-1], -1, group)
-    scales = (padded.abs().amax(-1) / MOST).half()
+    scales = (padded.abs().amax(-1) / most).half()
     steps = scales.to(padded.dtype).unsqueeze(-1)
-    whole = torch.where(steps == 0, 0, padded / steps).nan_to_num(0).round().clamp(-MOST, MOST)
-    return whole.to(torch.int8).flatten(-2)[..., :width], scales
+    codes = torch.where(steps == 0, 0, padded / steps).nan_to_num(0).clamp(-most, most)
+    if dtype == torch.int8:
+        codes = codes.round()
+    return codes.to(dtype).flatten(-2)[..., :width], scales
 
 
 def dequantised(q: Tensor, scales: Tensor, group: int) -> Tensor:
-    """Return the float32 values that INT8 and scales [..., ceil(width / group)] stand for."""
+    """Return the float32 values that codes and scales [..., ceil(width / group)] stand for."""
     return q.float() * scales.float().repeat_interleave(group, -1)[..., : q.shape[-1]]
 
 
@@ -209,16 +214,17 @@ def _write_rows(
     """
     rows_PSW, scales_PSG = caches
     if rows_TW is not None:
-        whole_TW, scales_TG = quantised(rows_TW, INT8_GROUP)
+        whole_TW, scales_TG = quantised(rows_TW, INT8_GROUP, rows_PSW.dtype)
         for span in spans:
-            rows_PSW[span.places] = whole_TW[span.begin : span.end]
+            _bytes(rows_PSW)[span.places] = _bytes(whole_TW[span.begin : span.end])
             scales_PSG[span.places] = scales_TG[span.begin : span.end].to(scales_PSG.dtype)
     wider = torch.promote_types(dtype, torch.float32)
 
     def at(span: PagedSpan, block: slice) -> Tensor:
         page_ids, inside = span.pages_at(block)
-        rows_XW, scales_XG = (part[page_ids].flatten(0, 1)[inside] for part in caches)
-        return dequantised(rows_XW, scales_XG, INT8_GROUP).to(wider)
+        chosen = (_bytes(rows_PSW)[page_ids], scales_PSG[page_ids])
+        rows_XW, scales_XG = (part.flatten(0, 1)[inside] for part in chosen)
+        return dequantised(rows_XW.view(rows_PSW.dtype), scales_XG, INT8_GROUP).to(wider)
 
     return CachedRows(spans, rows_PSW.shape[2], at)
 
@@ -229,12 +235,12 @@ HeadCaches = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 def _write_heads(
     spans: Sequence[PagedSpan], new: tuple[Tensor, Tensor], caches: HeadCaches
 ) -> None:
-    """Write keys, spread, and values in INT8."""
+    """Write keys, spread, and values in the type of their pages."""
     for x_TKH, (pages_PKSH, scales_PKS) in zip((spread(new[0]), new[1]), caches, strict=True):
-        whole_TKH, scales_TK1 = quantised(x_TKH, x_TKH.shape[-1])
+        whole_TKH, scales_TK1 = quantised(x_TKH, x_TKH.shape[-1], pages_PKSH.dtype)
         for span in spans:
             page_ids, slot_ids = span.places
-            pages_PKSH[page_ids, :, slot_ids] = whole_TKH[span.begin : span.end]
+            _bytes(pages_PKSH)[page_ids, :, slot_ids] = _bytes(whole_TKH[span.begin : span.end])
             scales_PKS[page_ids, :, slot_ids] = scales_TK1[span.begin : span.end, :, 0].to(
                 scales_PKS.dtype
             )
@@ -262,6 +268,11 @@ def _attend_heads(
 def _heads(pages_PKSH: Tensor, scales_PKS: Tensor, span: PagedSpan, block: slice) -> Tensor:
     """Return the keys or values [K, X, H] of a block of the context."""
     page_ids, inside = span.pages_at(block)
-    whole_KXH = pages_PKSH[page_ids].transpose(0, 1).flatten(1, 2)[:, inside]
+    whole_KXH = _bytes(pages_PKSH)[page_ids].transpose(0, 1).flatten(1, 2)[:, inside]
     scales_KX1 = scales_PKS[page_ids].transpose(0, 1).flatten(1, 2)[:, inside].unsqueeze(-1)
-    return whole_KXH.float() * scales_KX1.float()
+    return whole_KXH.view(pages_PKSH.dtype).float() * scales_KX1.float()
+
+
+def _bytes(codes: Tensor) -> Tensor:
+    """Return the same memory as INT8: devices move bytes that cannot index FP8."""
+    return codes.view(torch.int8)
