@@ -24,7 +24,8 @@ def test_two_ranks_with_their_cache_on_disk(
     want = [answer(shared_service, prompt) for prompt in PROMPTS]
     limits = ("--kv-budget-bytes", "128KiB", "--context", "1024", "--chunk-tokens", "64")
     tiers = ("--tiers", f"host=64KiB,disk={folder}:4MiB", "--max-sequences", "2")
-    service = start_service(tiny_store, "--tp", "2", *limits, *tiers).wait_ready()
+    chosen = ("--attention", "sparse=16x64")  # as many blocks as there are
+    service = start_service(tiny_store, "--tp", "2", *limits, *tiers, *chosen).wait_ready()
     assert len(list(folder.iterdir())) == 2, "one file a rank"
     facts = service.get("/startup").json()["facts"]
     assert facts["kv_tokens"] < len(PROMPTS[0]), "the device holds no whole prompt"

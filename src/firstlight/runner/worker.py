@@ -239,6 +239,7 @@ class Rank:
             settings.kv_dtype,
         )
         caches, module = allocate_states(states, shape), self._model.module
+        held = state_bytes(caches)  # of the device; tiers add what tells of their pages
         set_patterns(module, self._source.spec.patterns)
         assert self._mesh is not None
         digest = self._source.digest
@@ -256,9 +257,10 @@ class Rank:
         pages = blocks_for(self._context_length, settings.block_size)
         table = RowTable(settings.max_sequences, len(distinct_specs(states)), pages)
         self._runner = ModelRunner(context, table)
-        held = state_bytes(caches)
         slots = [state for state in caches if isinstance(state, RecurrentSlots)]
-        self._peak = PeakMemory(self._place, self._device, self._model.allocated_bytes + held)
+        self._peak = PeakMemory(
+            self._place, self._device, self._model.allocated_bytes + state_bytes(caches)
+        )
         self._channel.send(
             CachesAllocated(
                 settings.rank,
