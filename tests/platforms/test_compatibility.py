@@ -86,14 +86,43 @@ def test_knowing_less_never_turns_a_workaround_off(versions, arch):
 
 
 def test_a_failing_combination_needs_all_its_facts_and_is_suspected_with_some():
-    facts = {"kernel": "5.15.0-127-generic", "driver": "2.7.0-rc3-0822"}
+    others = {"sdk": "4.3.5", "plugin": "2.7.1", "mooncake": ""}
+    facts = {"kernel": "5.15.0-127-generic", "driver": "2.7.0-rc3-0822", **others}
     assert [bad.name for bad in known_bad(MUSA, facts)] == ["kernel and driver"]
     assert known_bad(MUSA, facts | {"driver": None}) == ()
     assert [bad.name for bad in possibly_bad(MUSA, facts | {"driver": None})] == [
         "kernel and driver"
     ]
     assert possibly_bad(MUSA, facts | {"driver": "3.3.5"}) == ()
-    assert possibly_bad(MUSA, {}) == ()
+
+
+@given(
+    facts=st.fixed_dictionaries(
+        {
+            "kernel": st.sampled_from([None, "5.15.0-127-generic", "6.1.0"]),
+            "driver": st.sampled_from([None, "", "2.7.0-rc3-0822", "3.3.5"]),
+            "sdk": st.sampled_from([None, "4.0.1", "4.2.0", "4.3.5"]),
+            "plugin": st.sampled_from([None, "", "1.3.0", "2.7.1"]),
+            "mooncake": st.sampled_from([None, "", "0.0.0.1", "0.3.6"]),
+        }
+    ),
+    name=st.sampled_from(["kernel", "driver", "sdk", "plugin", "mooncake"]),
+)
+def test_a_failure_is_never_ruled_out_by_what_is_not_known(facts, name):
+    failing = {bad.name for bad in known_bad(MUSA, facts)}
+    suspected = {bad.name for bad in possibly_bad(MUSA, facts)}
+    assert not failing & suspected
+    less = {bad.name for bad in possibly_bad(MUSA, facts | {name: None})}
+    still = {bad.name for bad in known_bad(MUSA, facts | {name: None})}
+    assert failing | suspected <= less | still
+    touched = {bad.name for bad in MUSA.bad if name in bad.when}
+    assert less & touched <= less and not still & touched
+
+
+def test_with_nothing_known_nothing_is_ruled_out_and_what_is_not_there_cannot_fail():
+    assert possibly_bad(MUSA, {}) == tuple(MUSA.bad) and known_bad(MUSA, {}) == ()
+    gone = dict.fromkeys(("kernel", "driver", "sdk", "plugin", "mooncake"), "")
+    assert possibly_bad(MUSA, gone) == known_bad(MUSA, gone) == ()
 
 
 def test_releases_compare_with_their_posts():

@@ -14,6 +14,7 @@ import msgspec
 
 from firstlight.platforms.versions import release
 
+# By component; empty where it is known not to be there, None where nothing tells.
 Versions = Mapping[str, str | None]
 
 
@@ -180,16 +181,20 @@ def known_bad(known: Compatibility, facts: Versions) -> tuple[BadCombination, ..
 
 
 def possibly_bad(known: Compatibility, facts: Versions) -> tuple[BadCombination, ...]:
-    """Returns combinations known to fail that what was found does not refute, some being unknown;
-    those of which nothing at all was found are left out.
+    """Returns combinations known to fail that what was found does not refute, some of their facts
+    being unknown.
     """
-    found = (bad for bad in _not_refuted(known, facts) if any(map(facts.get, bad.when)))
-    return tuple(bad for bad in found if not all(map(facts.get, bad.when)))
+    return tuple(bad for bad in _not_refuted(known, facts) if unknown_facts(bad, facts))
+
+
+def unknown_facts(bad: BadCombination, facts: Versions) -> tuple[str, ...]:
+    """Returns the facts of a combination that nothing tells."""
+    return tuple(name for name in bad.when if facts.get(name) is None)
 
 
 def _not_refuted(known: Compatibility, facts: Versions) -> list[BadCombination]:
     return [
         bad
         for bad in known.bad
-        if all(not (v := facts.get(name)) or fnmatchcase(v, p) for name, p in bad.when.items())
+        if all((v := facts.get(name)) is None or fnmatchcase(v, p) for name, p in bad.when.items())
     ]

@@ -99,7 +99,9 @@ class Facts:
         return str(found)
 
     def versions(self) -> dict[str, str | None]:
-        """Every component's version, None where nothing tells it."""
+        """Every component's version, empty where it is known not to be there, None where nothing
+        tells it.
+        """
         host = _or_none(self.host) or {}
         torch = _or_none(self.torch) or {}
         return {
@@ -109,21 +111,13 @@ class Facts:
             "sdk": _or_none(self.sdk),
             "torch": torch.get("version"),
             "plugin": torch.get("plugin"),
-            "mooncake": _or_none(lambda: self._mooncake()),
+            "mooncake": _or_none(lambda: self._mooncake() or ""),
         }
 
     def arch(self) -> int:
         """The architecture all cards share, 0 when they differ or it is not known."""
         found = {card.arch for card in _or_none(self.cards) or ()}
         return found.pop() if len(found) == 1 else 0
-
-    def tells_mooncake(self) -> bool:
-        """Whether it is known which mooncake is installed, or that none is."""
-        try:
-            self._mooncake()
-        except FactUnknown:
-            return False
-        return True
 
     def _mooncake(self) -> str | None:
         return self.machine.distribution(f"mooncake-transfer-engine-{self.stack.name}")

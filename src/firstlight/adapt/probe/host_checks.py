@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from firstlight.adapt.probe.facts import Facts
 from firstlight.adapt.probe.findings import Finding, Looking
-from firstlight.platforms.compatibility import known_bad, possibly_bad
+from firstlight.platforms.compatibility import known_bad, possibly_bad, unknown_facts
 from firstlight.platforms.versions import PYTHON, at_least
 from firstlight.units import format_bytes
 
@@ -49,7 +49,7 @@ def check_system(facts: Facts, look: Looking) -> Iterator[Finding]:
     for one in bad:
         yield kernel.fail(f"{host['kernel']}: {one.why} ({one.link})", one.fix)
     for one in maybe:
-        untold = ", ".join(name for name in one.when if not versions.get(name))
+        untold = ", ".join(unknown_facts(one, versions))
         yield kernel.unknown(f"{host['kernel']} fails with some {untold} ({one.link})", one.fix)
     if not bad and not maybe:
         yield kernel.ok(f"{host['kernel']} is on no list of failures")

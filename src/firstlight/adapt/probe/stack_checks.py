@@ -13,8 +13,10 @@ from firstlight.platforms.compatibility import (
     Row,
     find_row,
     known_bad,
+    possibly_bad,
     published_together,
     quirks_on,
+    unknown_facts,
 )
 from firstlight.platforms.machine import FactUnknown
 from firstlight.platforms.versions import TORCH, at_least, release
@@ -99,10 +101,12 @@ def check_combination(facts: Facts, look: Looking) -> Iterator[Finding]:
         return
     for bad in known_bad(known, versions):
         yield look.fail(f"{bad.name}: {bad.why} ({bad.link})", bad.fix)
-    if not facts.tells_mooncake():
+    if suspected := possibly_bad(known, versions):
+        untold = dict.fromkeys(name for bad in suspected for name in unknown_facts(bad, versions))
         yield look.unknown(
-            "whether mooncake is installed, and which, is not known",
-            "run the probe where Python's packages can be listed",
+            f"{', '.join(untold)} not known, so not ruled out: "
+            + ", ".join(bad.name for bad in suspected),
+            "run the probe where these versions can be read",
         )
     match = find_row(known, versions, arch)
     shown = ", ".join(
