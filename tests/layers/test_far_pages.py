@@ -71,14 +71,14 @@ def make_state(kind: str, num_pages: int) -> PagedState:
     rows, codes = torch.randn(num_pages, 2, SLOTS, 32), (num_pages, 2, SLOTS, 32)
     if kind == "heads":
         return PagedKeysValues(rows, rows.flip(0), 0, layer=LAYER,
-                               summaries=torch.zeros(num_pages, 2, 32).half())  # fmt: skip
+                               summaries=torch.zeros(num_pages, 2, 2, 32).half())  # fmt: skip
     if kind == "int8 heads":
         parts = (torch.randint(-127, 128, codes).to(torch.int8) for _ in range(2))
         keys, values = parts
         scales = (torch.rand(2, num_pages, 2, SLOTS) / 64).half()
         return QuantisedKeysValues(keys, scales[0], values, scales[1], 0, layer=LAYER,
-                                   summaries=torch.zeros(num_pages, 2, 32).half())  # fmt: skip
-    summaries = torch.zeros(num_pages, 80).half()
+                                   summaries=torch.zeros(num_pages, 2, 2, 32).half())  # fmt: skip
+    summaries = torch.zeros(num_pages, 2, 80).half()
     if kind == "latents":
         return PagedLatents(torch.randn(num_pages, SLOTS, 80), 0, layer=LAYER, summaries=summaries)
     bytes_PSW = torch.randint(-127, 128, (num_pages, SLOTS, 80)).to(torch.int8)
@@ -132,8 +132,8 @@ def test_far_pages_give_the_bits_of_near_ones(
     counts = [-(-context // SLOTS) for context in contexts]
     total = sum(counts)
     state, kernels = make_state(kind, total), kernels_of(kind, name)
-    for page, means in enumerate(state.summaries):
-        means.copy_(torch.randn(means.shape, generator=torch.Generator().manual_seed(page)))
+    for page, bounds in enumerate(state.summaries):
+        bounds.copy_(torch.randn(bounds.shape, generator=torch.Generator().manual_seed(page)))
     first = total // 2
     # Pages that are written are near: the last three of each table.
     near, far = list(range(first)), list(range(first, total))

@@ -87,5 +87,5 @@ def test_a_window_is_charged_at_its_size_and_a_choice_by_its_summaries() -> None
     window = with_pattern(latent, AttentionPattern(window=64, sinks=4), 16)
     assert (window.window, window.sinks) == (64, 4)
     sparse = with_pattern(latent, AttentionPattern(block=64, blocks=2, recent=64), 16)
-    assert cached_token_bytes(sparse, 1, 4, "auto") == 144 * 4 + 144 * 2 // 16
+    assert cached_token_bytes(sparse, 1, 4, "auto") == 144 * 4 + 144 * 4 // 16
     assert with_pattern(latent, FULL, 16) == latent

@@ -2,9 +2,10 @@
 request.
 
 Pages of a layer may lie outside its tensors: then `far` fetches those of layer `layer`, and page
-ids from `far.first` on are its. `summaries` are the mean keys of all pages, far ones too, [page
-ids, kv_heads, head_dim] or [page ids, width] in fp16, for layers that choose blocks: whoever gives
-a page another id moves its row along.
+ids from `far.first` on are its. `summaries` are the highest and the lowest value of each channel
+of the keys of a page, for all pages, far ones too, [page ids, kv_heads, 2, head_dim] or [page ids,
+2, width] in fp16, for layers that choose blocks: whoever gives a page another id moves its row
+along.
 """
 
 from dataclasses import dataclass

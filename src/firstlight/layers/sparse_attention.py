@@ -1,11 +1,11 @@
-"""Owns attention to chosen blocks: the mean key of every page, the choice, and reading what was
-chosen.
+"""Owns attention to chosen blocks: the bounds of the keys of every page, the choice, and reading
+what was chosen.
 
 Knows no projection and no cache policy. Each token chooses for itself, from its own query and the
 pages before it alone: then chunks, batches, cache hits and preemption change nothing.
 
-Shape letters: T tokens, N query heads, K key/value heads, G query heads of one of them, H key
-width, P pages, S tokens of a page, J blocks, M blocks a token reads.
+Shape letters: T tokens, N query heads, K key/value heads, G query heads of one of them, K query
+width, B = 2 K bounds, P pages, S tokens of a page, J blocks, M blocks a token reads.
 """
 
 from collections.abc import Sequence
@@ -38,6 +38,9 @@ from firstlight.sharding.state_spec import INT8_GROUP
 # Scores of summaries held at once.
 SCORES_AT_ONCE = 1 << 22
 TOKENS_AT_ONCE = 64
+# Of what a key within the bounds of a page may score above their middle, how much is expected. All
+# of it is the bound of Quest (arXiv:2406.10774), which a page of scattered keys never reaches.
+HOPE = 0.5
 
 
 class ChosenBlocks(NamedTuple):
@@ -73,7 +76,9 @@ def attend_sparse(
 
 
 def summarise(call: PagedCall, state: PagedState) -> None:
-    """Keeps the mean key of every page that this step's tokens fill."""
+    """Keeps the highest and the lowest value of each channel of the keys of every page that this
+    step's tokens fill.
+    """
     near = page_tensors(state)
     slots, table = near[0].shape[-2], call.table_BP
     filled = []
@@ -83,8 +88,8 @@ def summarise(call: PagedCall, state: PagedState) -> None:
     pages_P = torch.cat(filled).long()
     if len(pages_P):
         summaries = _summaries(state)
-        means = _keys(state, tuple(x[pages_P] for x in near)).mean(-2)
-        summaries[pages_P] = means.view(-1, *summaries.shape[1:]).to(summaries.dtype)
+        keys = _keys(state, tuple(x[pages_P] for x in near))
+        summaries[pages_P] = torch.stack((keys.amax(-2), keys.amin(-2)), -2).to(summaries.dtype)
 
 
 def choose_blocks(
@@ -146,12 +151,12 @@ class _Reader:
         self._end = call.bounds[sequence + 1]
         self._table_P = call.table_BP[sequence, : -(-self._context // self._slots)]
         summaries = _summaries(state)
-        self._heads = summaries.shape[1] if summaries.dim() == 3 else 1
+        self._heads = summaries.shape[1] if summaries.dim() == 4 else 1
         # The summaries of all pages before the latest tokens, in the order of the context.
         pages_P = self._table_P[: self._context // self._slots].long()
-        means = summaries[pages_P].to(torch.promote_types(call.q_TNK.dtype, torch.float32))
-        by_head_PKH = means if means.dim() == 3 else means.unsqueeze(1)
-        self._means_KPH = by_head_PKH.transpose(0, 1).contiguous()
+        bounds = summaries[pages_P].to(torch.promote_types(call.q_TNK.dtype, torch.float32))
+        bounds_PKB = bounds.view(len(pages_P), self._heads, 2 * bounds.shape[-1])
+        self._bounds_KPB = bounds_PKB.transpose(0, 1).contiguous()
         per_token = max(1, call.q_TNK.shape[1] * len(pages_P))
         self.tokens_at_once = min(TOKENS_AT_ONCE, max(1, SCORES_AT_ONCE // per_token))
 
@@ -172,8 +177,8 @@ class _Reader:
         return self._attend_staged(q_TNK, pages_TKP, contexts_TK, far)
 
     def _scores(self, q_TNK: Tensor, positions_T: Tensor) -> Tensor:
-        """How well each block fits each token: its best page for the best of the heads that share
-        a choice, [T, K, J].
+        """How well each block may fit each token: its best page for the best of the heads that
+        share a choice, [T, K, J].
         """
         per_block = self._pattern.block // self._slots
         latest = max(0, int(positions_T[-1]) - self._pattern.recent + 1) // self._pattern.block
@@ -182,12 +187,13 @@ class _Reader:
         heads, tokens = self._heads, len(q_TNK)
         if latest == 0:
             return q_TNK.new_empty(tokens, heads, 0)
-        by_head_TKGH = q_TNK.to(self._means_KPH.dtype).reshape(tokens, heads, -1, q_TNK.shape[2])
-        q_KMH = by_head_TKGH.transpose(0, 1).flatten(1, 2)
-        means_KPH = self._means_KPH[:, : latest * per_block]
+        q_TNB = _meeting_bounds(q_TNK.to(self._bounds_KPB.dtype))
+        by_head_TKGB = q_TNB.reshape(tokens, heads, -1, q_TNB.shape[2])
+        q_KMB = by_head_TKGB.transpose(0, 1).flatten(1, 2)
+        bounds_KPB = self._bounds_KPB[:, : latest * per_block]
         scores = [
-            self._kernels.linear(q_MH.contiguous(), means_PH.contiguous())
-            for q_MH, means_PH in zip(q_KMH, means_KPH, strict=True)
+            self._kernels.linear(q_MB.contiguous(), bounds_PB.contiguous())
+            for q_MB, bounds_PB in zip(q_KMB, bounds_KPB, strict=True)
         ]
         whole = torch.stack(scores).view(heads, tokens, -1, latest, per_block)
         return whole.amax((2, 4)).transpose(0, 1)
@@ -241,6 +247,14 @@ class _Reader:
         staged = stage(Segment(0, 0, unique_P.tolist()), self._near, into, far, self._state.layer)
         staged.wait()
         return self._attend(q_TNK, into, staged.table_1P[0].long()[places_TKP], contexts_TK)
+
+
+def _meeting_bounds(q_TNK: Tensor) -> Tensor:
+    """Returns queries [T, N, 2 K] whose product with the highest and the lowest values of a page is
+    that with the middle of its bounds, plus a share of how far a key within them may score higher.
+    """
+    part_TNK = q_TNK.abs() * HOPE
+    return torch.cat((q_TNK + part_TNK, q_TNK - part_TNK), -1) * 0.5
 
 
 def _each_head(pages: Tensor, heads: int) -> Tensor:

@@ -104,7 +104,7 @@ def _allocate(state: StateSpec, group: int, shape: CacheShape) -> LayerState:
         return _keys_values(state, group, shape)
     if isinstance(state, LatentState):
         cut = (shape.pages(state), shape.block_size, state.width)
-        summaries = _summaries(state, (cut[0], state.width), shape)
+        summaries = _summaries(state, (cut[0], 2, state.width), shape)
         if shape.kv_dtype not in CODES:
             return PagedLatents(_empty(cut, shape), group, summaries=summaries)
         scales = (*cut[:2], int8_groups(state.width))
@@ -128,7 +128,7 @@ def _keys_values(
 ) -> PagedKeysValues | QuantisedKeysValues:
     heads = (shape.pages(state), state.local_heads(shape.tp), shape.block_size)
     cut = (*heads, state.head_dim)
-    summaries = _summaries(state, (*heads[:2], state.head_dim), shape)
+    summaries = _summaries(state, (*heads[:2], 2, state.head_dim), shape)
     if shape.kv_dtype not in CODES:
         return PagedKeysValues(_empty(cut, shape), _empty(cut, shape), group, summaries=summaries)
     keys, values = (_empty(cut, shape, CODES[shape.kv_dtype]) for _ in range(2))
@@ -139,7 +139,7 @@ def _keys_values(
 def _summaries(
     state: GroupedQueryState | LatentState, size: tuple[int, ...], shape: CacheShape
 ) -> Tensor | None:
-    """Mean keys of pages, where a layer chooses by them."""
+    """Bounds of the keys of pages, where a layer chooses by them."""
     return _empty(size, shape, torch.float16) if state.summary_tokens else None
 
 

@@ -12,7 +12,7 @@ INT8_GROUP = 64
 # Types of caches that keep a byte a value and scales beside them.
 BYTE_CACHES = ("int8", "fp8")
 SCALE_BYTES = 2
-SUMMARY_BYTES = 2  # a channel
+SUMMARY_BYTES = 4  # a channel: its highest and its lowest value in fp16
 
 
 class StateSpec(Protocol):
@@ -131,7 +131,7 @@ def cached_token_bytes(state: StateSpec, tp: int, element_bytes: int, kv_dtype: 
 
 
 def summary_bytes(state: StateSpec, tp: int) -> int:
-    """Bytes of summaries a cached token, rounded up: mean keys in fp16."""
+    """Bytes of summaries a cached token, rounded up."""
     tokens: int = getattr(state, "summary_tokens", 0)
     if not tokens:
         return 0
