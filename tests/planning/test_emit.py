@@ -76,10 +76,33 @@ def test_the_serve_command_is_one_that_serve_takes(dense, capsys):
     assert f"kv_budget_bytes = {plan.kv_budget_bytes}" in shown and "tp = 2 " in shown
 
 
-def planned_small(spec):
+def planned_small(spec, rules=None):
     load = Workload(context=1024, concurrency=4, input_tokens=512, output_tokens=64)
-    answer = evaluate(Question(spec, parse_fleet("2xS5000"), load), Layout(tp=2))
+    asked = Question(spec, parse_fleet("2xS5000"), load, rules or PlanRules())
+    answer = evaluate(asked, Layout(tp=2))
     return answer, plan_of(answer, "models/small", 1)
+
+
+def test_what_is_read_and_where_caches_lie_goes_to_serve_and_is_a_note_for_others(dense, capsys):
+    told = {"attention": "0-1: full; *: sparse=64x32", "tiers": "host=1GiB,disk=/a b:2GiB"}
+    _, plan = planned_small(dense, PlanRules(block_size=64, **told))
+    words = shlex.split(TARGETS["firstlight"](plan, FLEET).lines[0])
+    assert main([*words[1:], "--show-settings"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{name} = {value}" in shown for name, value in told.items())
+    for name in ("vllm", "sglang", "ray"):
+        notes = " ".join(TARGETS[name](plan, FLEET).notes)
+        assert f"--attention {told['attention']} and --tiers {told['tiers']}" in notes
+
+
+def test_fp8_caches_have_each_engines_own_word(dense):
+    _, plan = planned_small(dense, PlanRules(kv_dtype="fp8"))
+    for name, flag, value in (
+        ("firstlight", "--kv-dtype", "fp8"),
+        ("vllm", "--kv-cache-dtype", "fp8"),
+        ("sglang", "--kv-cache-dtype", "fp8_e4m3"),
+    ):
+        assert options(TARGETS[name](plan, FLEET).lines[0])[flag] == value
 
 
 def test_torchrun_and_ray_know_machines_and_ranks(spread):

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,45 @@ def test_plan_and_start_agree_to_the_byte_and_in_words(
     with pytest.raises(OutOfBudget) as refused:
         check_start(mini, start_load(asked, mini, free_bytes=needed - 1, plan=content))
     assert str(refused.value).startswith(told) and re.search("short by 1 B on rank 0", told)
+
+
+@pytest.mark.parametrize("attention", ["full", "sparse=16x2", "window=64,sinks=16"])
+def test_with_tiers_plan_and_start_agree_on_the_least_device(tmp_path, mini, attention):
+    """A sequence that the device alone could not hold; a byte less is refused in one sentence."""
+    path, context = tmp_path / "plan.json", 1024
+    load = (
+        *("--dtype", "float32", "--chunk-tokens", "32", "--max-batch-tokens", "64"),
+        *("--context", str(context), "--concurrency", "2", "--reserve-share", "0"),
+        *("--attention", attention, "--tiers", "host=1MiB,disk=/x:4MiB"),
+    )
+    assert plan(*load, "--plan-path", str(path))[0] == 0
+    asked = resolve_serve({"model": CHECKPOINT, "plan": path}, None).value
+    assert (asked.attention, asked.tiers) == (attention, "host=1MiB,disk=/x:4MiB")
+    content = read_plan(path)
+
+    def load_of(free):
+        return start_load(asked, mini, free_bytes=free, plan=content)
+
+    least = plan_start(mini, load_of(1)).worst.used
+    alone = replace(load_of(1), rules=replace(load_of(1).rules, tiers=""))
+    assert least < plan_start(mini, alone).worst.used or "window" in attention
+    assert plan(*load, "--memory-bytes", str(least))[0] == 0
+    check_start(mini, load_of(least))
+    code, report = plan(*load, "--memory-bytes", str(least - 1))
+    told = next(c["detail"] for c in report["checks"] if c["name"] == "memory")
+    with pytest.raises(OutOfBudget) as refused:
+        check_start(mini, load_of(least - 1))
+    assert code == 1 and str(refused.value).startswith(told)
+
+
+def test_on_a_processor_the_host_tier_is_taken_from_the_same_memory(mini):
+    asked = resolve_serve({"model": CHECKPOINT, "tiers": "host=1MiB", "context": 512}, None).value
+    taken = [
+        plan_start(mini, start_load(asked, mini, free_bytes=1 << 30, owned=owned)).worst
+        for owned in (True, False)
+    ]
+    both = [stage.components["tiers"] for stage in taken]
+    assert both[1] - both[0] == taken[1].places.far_bytes.host > 0
 
 
 def test_without_a_plan_one_sequence_must_fit(mini):

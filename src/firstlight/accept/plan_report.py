@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
+from firstlight.accept.plan_caches import cache_data, cache_sections
 from firstlight.accept.report import Cell, Check, Report, Section
 from firstlight.planning.emit import Launch
 from firstlight.planning.explain import load_text, milli, verdict
 from firstlight.planning.fleets import FleetAnswer
-from firstlight.planning.memory import COMPONENTS, MemoryPlan
+from firstlight.planning.memory import COMPONENTS, TIERS, MemoryPlan
 from firstlight.planning.plan_file import PlanFile
 from firstlight.planning.predict import Band, Forecast
 from firstlight.planning.rehearse import Outcome, Rehearsal
@@ -32,7 +33,8 @@ def plan_report(
     sections = [_asked(answer)]
     checks = [_fits(answer)]
     if answer.memory is not None and answer.forecast is not None:
-        sections += [_memory(answer.memory), _times(answer.forecast), _start(answer.forecast)]
+        sections += [_memory(answer.memory), *cache_sections(answer)]
+        sections += [_times(answer.forecast), _start(answer.forecast)]
         checks.append(_targets(answer))
     sections.append(_lost(answer))
     if answer.ways_out:
@@ -158,10 +160,11 @@ def _targets(answer: Answer) -> Check:
 
 def _memory(memory: MemoryPlan) -> Section:
     rows: list[tuple[Cell, ...]] = []
+    used = [c for c in COMPONENTS if c != TIERS or any(s.components[c] for s in memory.stages)]
     for _, alike in groupby(memory.stages, key=lambda stage: dict(stage.components)):
         stages = list(alike)
         first, last = stages[0].ranks.start, stages[-1].ranks.stop - 1
-        sizes = (format_bytes(stages[0].components[c]) for c in COMPONENTS)
+        sizes = (format_bytes(stages[0].components[c]) for c in used)
         name = f"{first}-{last}" if last > first else str(first)
         rows.append((name, *sizes, format_bytes(stages[0].spare)))
     parts = memory.worst.parts["weights"]
@@ -171,7 +174,7 @@ def _memory(memory: MemoryPlan) -> Section:
     return Section(
         f"memory of each rank: {memory.arrangement.text}",
         lines=(f"weights of rank {memory.worst.ranks.start}: {shown}",),
-        columns=("ranks", *COMPONENTS, "left"),
+        columns=("ranks", *used, "left"),
         rows=tuple(rows),
     )
 
@@ -274,6 +277,7 @@ def _data(answer: Answer, plan: PlanFile | None, rehearsal: Rehearsal | None) ->
     loads = [msgspec.to_builtins(load) for load in rehearsal.loads] if rehearsal else []
     return {
         "plan": msgspec.to_builtins(plan) if plan else None,
+        "cache": cache_data(answer),
         "lost": lost,
         "ways_out": list(answer.ways_out),
         "considered": answer.num_considered,

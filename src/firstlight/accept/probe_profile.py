@@ -14,8 +14,7 @@ import msgspec
 
 from firstlight.models.spec import ModelSpec
 from firstlight.planning.explain import verdict
-from firstlight.planning.hardware import Device, Figure, Fleet, catalogue
-from firstlight.planning.rates import HOST_VENDOR
+from firstlight.planning.hardware import HOST_VENDOR, Device, Figure, Fleet, catalogue
 from firstlight.planning.search import Question, evaluate
 from firstlight.planning.workload import PlanRules, Workload
 from firstlight.sharding.layout import Layout

@@ -22,11 +22,11 @@ from firstlight.checkpoint.store_names import MODEL_FOLDER, is_store
 from firstlight.cli.device_facts import DeviceFacts, device_facts
 from firstlight.engine.process import EngineProcess
 from firstlight.engine.settings import EngineSettings
-from firstlight.engine.sizing import cache_needs, plan_caches
+from firstlight.engine.sizing import cache_needs, left_for_caches, plan_caches
 from firstlight.engine.socket_folder import make_socket_folder
 from firstlight.engine.zmq_client import ZmqEngineClient
 from firstlight.errors import ConfigError, UsageError
-from firstlight.models.spec import ModelSpec
+from firstlight.models.spec import ModelSpec, with_attention
 from firstlight.planning.plan_file import read_plan
 from firstlight.planning.start import check_plan, check_start, start_load
 from firstlight.runner.model_path import read_spec
@@ -66,8 +66,8 @@ def launch(settings: ServeSettings) -> int:
     try:
         device = device_facts(settings.device, settings.tp, settings.dtype, settings.kv_dtype)
         engine_settings = make_engine_settings(settings, folder, started, device.name)
-        free = device.available_bytes
-        check_start(spec, start_load(settings, spec, free_bytes=free, plan=plan))
+        free, owned = device.available_bytes, device.owned
+        check_start(spec, start_load(settings, spec, free_bytes=free, owned=owned, plan=plan))
         tiers = parse_tiers(settings.tiers)
         if tiers.folder is not None:
             require_room(tiers.folder, tiers.disk_bytes, ranks=settings.tp)
@@ -104,12 +104,10 @@ def check_cache_fits(settings: EngineSettings, spec: ModelSpec, device: DeviceFa
     Raises UsageError for a context the model lacks, OutOfBudget with ways out in numbers. Ranks
     that have loaded are asked again, and have less.
     """
-    plan_caches(
-        cache_needs(settings, spec),
-        available=device.available_bytes,
-        budget=settings.kv_budget_bytes,
-        owned=device.owned,
-    )
+    patterned = with_attention(spec, settings.attention, settings.block_size)
+    needs, tiers = cache_needs(settings, patterned), parse_tiers(settings.tiers)
+    free = left_for_caches(device.available_bytes, needs, tiers, owned=device.owned)
+    plan_caches(needs, available=free, budget=settings.kv_budget_bytes, owned=device.owned)
 
 
 def check_reader(settings: ServeSettings) -> None:

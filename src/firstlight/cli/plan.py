@@ -69,6 +69,13 @@ class PlanFlags:
     )
     dtype: str = setting("bfloat16", "compute type", choices=("float32", "bfloat16", "float16"))
     cache_dtype: str = setting("same", "type of cached values", choices=("same", "int8", "fp8"))
+    attention: str = setting(
+        "full",
+        "earlier tokens that attention reads: full, window=4096,sinks=4, sparse=64x32, or by layer",
+    )
+    tiers: str = setting(
+        "", "cache of each rank beside its device, as in host=64GiB,disk=/path:500GiB"
+    )
     encoder_cache_bytes: int = setting(
         ServeSettings.encoder_cache_bytes,
         "bytes for features of images, on each rank, of a model that reads any",
@@ -191,12 +198,13 @@ def _rules(given: PlanFlags) -> PlanRules:
         block_size=given.block_size,
         chunk_tokens=given.chunk_tokens,
         max_batch_tokens=given.max_batch_tokens,
-        cache_element_bytes=1 if given.cache_dtype == "fp8" else None,
-        kv_dtype="int8" if given.cache_dtype == "int8" else "auto",
+        kv_dtype="auto" if given.cache_dtype == "same" else given.cache_dtype,
         encoder_cache_bytes=given.encoder_cache_bytes,
         reserve_share=given.reserve_share,
         storage_rate=float(given.storage_rate),
         context_parallel=given.context_parallel,
+        attention=given.attention,
+        tiers=given.tiers,
     )
 
 

@@ -14,8 +14,15 @@ from firstlight.engine.settings import EngineSettings
 from firstlight.errors import OutOfBudget, UsageError
 from firstlight.models.spec import ModelSpec
 from firstlight.planning.caches import window_blocks
-from firstlight.planning.tier_sizing import far_pages, least_blocks, plan_tiers, unit_bytes_of
-from firstlight.settings.tiers import parse_tiers
+from firstlight.planning.tier_sizing import (
+    UnitCut,
+    far_pages,
+    least_blocks,
+    plan_tiers,
+    tier_device_bytes,
+    unit_bytes_of,
+)
+from firstlight.settings.tiers import TierSettings, parse_tiers
 from firstlight.sharding.state_spec import StateSpec, cached_token_bytes
 from firstlight.units import format_bytes
 
@@ -58,15 +65,14 @@ class CacheNeeds:
         return self.max_sequences + 1 if self.slot_bytes else 0
 
     @property
+    def cut(self) -> UnitCut:
+        """How blocks are cut."""
+        return UnitCut(self.block_size, self.tp, self.element_bytes, self.kv_dtype)
+
+    @property
     def unit_bytes(self) -> tuple[int, ...]:
         """Bytes on one rank of a block or slot of each cache group, of all its layers."""
-        return unit_bytes_of(
-            self.states,
-            self.block_size,
-            tp=self.tp,
-            element_bytes=self.element_bytes,
-            kv_dtype=self.kv_dtype,
-        )
+        return unit_bytes_of(self.states, self.cut)
 
     @property
     def blocks_per_sequence(self) -> int:
@@ -147,7 +153,16 @@ def cache_needs(settings: EngineSettings, spec: ModelSpec) -> CacheNeeds:
         settings.kv_dtype,
     )
     far = plan_tiers(needs.states, needs.unit_bytes, parse_tiers(settings.tiers))
-    return replace(needs, far_pages=far_pages(needs.states, far))
+    return replace(needs, far_pages=sum(far_pages(needs.states, far)))
+
+
+def left_for_caches(available: int, needs: CacheNeeds, tiers: TierSettings, *, owned: bool) -> int:
+    """Returns what is left of a rank's memory for its caches when its tiers have theirs: what they
+    take on the device, and the host tier too where the device's memory is the host's (not `owned`).
+    """
+    sizes = plan_tiers(needs.states, needs.unit_bytes, tiers)
+    host = 0 if owned else tiers.host_bytes
+    return max(0, available - host - tier_device_bytes(needs.states, sizes, needs.cut))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,13 @@ from firstlight.engine.gate import GateResult, compare_answers, fit_answers
 from firstlight.engine.ranks import RankGroup, free_rendezvous
 from firstlight.engine.self_test import Served, decoding_request, scoring_request, serve_to_end
 from firstlight.engine.settings import EngineSettings
-from firstlight.engine.sizing import CacheNeeds, CachePlan, cache_needs, plan_caches
+from firstlight.engine.sizing import (
+    CacheNeeds,
+    CachePlan,
+    cache_needs,
+    left_for_caches,
+    plan_caches,
+)
 from firstlight.engine.socket_folder import make_socket_folder
 from firstlight.engine.timeline import Timeline
 from firstlight.engine.weight_guard import WeightGuard, first_problem
@@ -222,8 +228,7 @@ class Startup:
             available = min(available, max(0, settings.memory_bytes - held))
         owned = all(report.owned for report in loaded)
         tiers = parse_tiers(settings.tiers)
-        if not owned:  # the host tier lies in the same memory
-            available = max(0, available - tiers.host_bytes)
+        available = left_for_caches(available, needs, tiers, owned=owned)
         plan = plan_caches(needs, available=available, budget=settings.kv_budget_bytes, owned=owned)
         self._far = plan_tiers(needs.states, needs.unit_bytes, tiers)
         ranks.send(

@@ -8,9 +8,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from firstlight.sharding.attention_pattern import SEGMENT_TOKENS
+
 # Positions of one segment are a multiple of this. It is a multiple of the positions every kernel
 # takes at once, so that a context gives the same bits whatever its segments are.
-SEGMENT_STEP = 2048  # tokens
+SEGMENT_STEP = SEGMENT_TOKENS
 
 
 class Pending(Protocol):

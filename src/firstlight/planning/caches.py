@@ -6,13 +6,15 @@ Knows no model but the states of its layers, and nothing of what else lies on a 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from firstlight.cache.cache_group import RECURRENT
-from firstlight.cache.manager import blocks_for
+from firstlight.cache.manager import blocks_for, distinct_specs
 from firstlight.cache.paged_group import group_blocks, most_blocks_held, sink_blocks, window_of
+from firstlight.planning.tier_sizing import UnitCut, unit_bytes_of
 from firstlight.sharding.state_spec import StateSpec, cached_token_bytes
 
 
@@ -32,22 +34,74 @@ class CacheNeed:
     chunk_tokens: int | None = None
     kv_dtype: str = "auto"
 
+    @property
+    def cut(self) -> UnitCut:
+        """How blocks are cut."""
+        return UnitCut(self.block_size, self.tp, self.element_bytes, self.kv_dtype)
 
-def cache_bytes(need: CacheNeed) -> dict[str, int]:
+    @property
+    def all_blocks(self) -> int:
+        """Blocks of a group without a window that hold every sequence at its full length."""
+        per_sequence = blocks_for(self.context, self.block_size)
+        return -(-self.sequences * per_sequence // self.context_parallel)
+
+
+def cache_bytes(need: CacheNeed, num_blocks: int | None = None) -> dict[str, int]:
     """Returns the bytes of a rank's caches, by kind of state, as the engine rounds them.
 
-    Every sequence has blocks for its full context, the null block and the null slot are extra, and
-    recurrent state has room for one snapshot a sequence. `context_parallel` ranks share out the
-    blocks. Groups with a window have the blocks that sequences can hold at once.
+    There are `num_blocks` blocks (None: for every sequence's full context), the null block and the
+    null slot are extra, and recurrent state has room for one snapshot a sequence.
+    `context_parallel` ranks share out the blocks. Groups with a window have the blocks that
+    sequences can hold at once.
     """
-    per_sequence = blocks_for(need.context, need.block_size)
-    blocks = -(-need.sequences * per_sequence // need.context_parallel) + 1
-    slots = 2 * need.sequences + 1
-    windows = window_blocks(
-        need.states, blocks, need.sequences, chunk_tokens=need.chunk_tokens, block=need.block_size
+    blocks = (need.all_blocks if num_blocks is None else num_blocks) + 1
+    held = HeldCaches(
+        blocks,
+        need.block_size,
+        2 * need.sequences + 1,
+        _windows(need, need.states, blocks),
+        need.kv_dtype,
     )
-    held = HeldCaches(blocks, need.block_size, slots, windows, need.kv_dtype)
     return held_cache_bytes(need.states, held, tp=need.tp, element_bytes=need.element_bytes)
+
+
+def most_device_blocks(need: CacheNeed, limit: int, *, least: int) -> int:
+    """Returns the most blocks, of those all sequences need, whose caches do not exceed `limit`
+    bytes; `least` if even they do.
+    """
+    groups, units = distinct_specs(need.states), unit_bytes_of(need.states, need.cut)
+    slots = 2 * need.sequences + 1
+
+    def taken(num_blocks: int) -> int:
+        windows = _windows(need, groups, num_blocks + 1)
+        return sum(
+            size * (slots if g.kind == RECURRENT else group_blocks(g, num_blocks + 1, windows))
+            for g, size in zip(groups, units, strict=True)
+        )
+
+    more = range(least + 1, need.all_blocks + 1)
+    return least + bisect_right(more, limit, key=taken)
+
+
+def sequence_bytes(need: CacheNeed) -> dict[str, int]:
+    """Returns the bytes that one sequence of full length holds at most, by kind of state, on one
+    rank: its blocks, those of a window as they are given back behind it, and its slot.
+    """
+    blocks = blocks_for(need.context, need.block_size)
+    alone = replace(need, sequences=1)
+    windows = {w: held - 1 for w, held in _windows(alone, need.states, blocks + 1).items()}
+    held = HeldCaches(blocks, need.block_size, 1, windows, need.kv_dtype)
+    return held_cache_bytes(need.states, held, tp=need.tp, element_bytes=need.element_bytes)
+
+
+def _windows(need: CacheNeed, states: Sequence[StateSpec], num_blocks: int) -> dict[int, int]:
+    return window_blocks(
+        states,
+        num_blocks,
+        need.sequences,
+        chunk_tokens=need.chunk_tokens,
+        block=need.block_size,
+    )
 
 
 def window_blocks(

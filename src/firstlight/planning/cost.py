@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from firstlight.planning.arrangement import Arrangement
 from firstlight.planning.rates import Rates
+from firstlight.planning.reading import summaries_read, tokens_read
 from firstlight.planning.work import LayerKind, Matmul, ModelWork, state_work
 from firstlight.sharding.layout import Layout, stage_layers
-from firstlight.sharding.state_spec import cached_token_bytes
+from firstlight.sharding.state_spec import cached_token_bytes, summary_bytes
 
 # Values a layer reads and writes beside its matrices, in widths of the residual stream.
 _STREAM_PASSES = 12
@@ -139,14 +140,18 @@ class CostModel:
         size = self.cache_element_bytes
         per_token = cached_token_bytes(state, layout.tp, size, self.kv_dtype)
         fixed = state.sequence_bytes(layout.tp, size)
-        past = step.past
-        window = getattr(state, "window", None)
-        if window is not None:
-            past = min(past, window)
+        past = tokens_read(state, kind.pattern, step.past)
         shared = self.arrangement.context_parallel if state.kind == "latent" else 1
         num_bytes = step.sequences * (past * per_token / shared + 2 * fixed)
         flops = cost.step_flops * step.tokens
-        if step.prompt:
+        if kind.pattern.is_sparse:
+            # Every token reads what it chose; all of a sequence read its summaries once.
+            summary = summary_bytes(state, layout.tp)
+            scored = step.sequences * step.past * summary
+            num_bytes = step.tokens * past * (per_token - summary) + scored
+            flops += cost.token_flops * step.tokens * past
+            flops += cost.choose_flops * step.tokens * summaries_read(state, step.past)
+        elif step.prompt:
             flops += cost.pair_flops * step.tokens * (past + step.tokens / 2)
             flops += cost.expand_flops * past
         else:

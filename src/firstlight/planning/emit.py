@@ -59,7 +59,20 @@ def serve_values(plan: PlanFile) -> dict[str, int | str]:
         values["kv_dtype"] = plan.kv_dtype
     if plan.encoder_cache_bytes != ENCODER_CACHE_BYTES:
         values["encoder_cache_bytes"] = plan.encoder_cache_bytes
+    if plan.attention != "full":
+        values["attention"] = plan.attention
+    if plan.tiers:
+        values["tiers"] = plan.tiers
     return values
+
+
+def _beyond_others(plan: PlanFile, engine: str) -> list[str]:
+    """What an engine other than ours is not told of the cache."""
+    named = (("--attention", plan.attention, "full"), ("--tiers", plan.tiers, ""))
+    asked = [f"{flag} {value}" for flag, value, usual in named if value != usual]
+    if not asked:
+        return []
+    return [f"{engine} is not told of {' and '.join(asked)}: planned for `firstlight serve`"]
 
 
 def for_firstlight(plan: PlanFile, fleet: Fleet) -> Launch:
@@ -91,6 +104,7 @@ def for_vllm(plan: PlanFile, fleet: Fleet) -> Launch:
     """Returns one command, or one for the first and one for every other machine of a replica."""
     words, group = _vllm_words(plan), plan.tp * plan.dp
     notes = [] if plan.ep in (1, group) else [_whole_experts(plan.ep, group)]
+    notes += _beyond_others(plan, "vLLM")
     count = machines(plan, fleet)
     if count == 1:
         return Launch("vllm", (command_line(*words),), tuple(notes))
@@ -114,7 +128,7 @@ def _vllm_words(plan: PlanFile) -> list[object]:
         *("--max-model-len", plan.context, "--max-num-seqs", plan.sequences_per_part),
         *("--max-num-batched-tokens", plan.max_batch_tokens, "--block-size", plan.block_size),
         *("--gpu-memory-utilization", _share(1 - plan.reserve_share), "--dtype", plan.dtype),
-        *(("--kv-cache-dtype", "fp8") if plan.cache_element_bytes == 1 else ()),
+        *(("--kv-cache-dtype", "fp8") if _has_fp8_caches(plan) else ()),
     ]
 
 
@@ -134,14 +148,15 @@ def for_sglang(plan: PlanFile, fleet: Fleet) -> Launch:
         *("--max-running-requests", plan.sequences_per_part * plan.dp),
         *("--chunked-prefill-size", plan.chunk_tokens, "--page-size", plan.block_size),
         *("--mem-fraction-static", _share(1 - plan.reserve_share), "--dtype", plan.dtype),
-        *(("--kv-cache-dtype", "fp8_e4m3") if plan.cache_element_bytes == 1 else ()),
+        *(("--kv-cache-dtype", "fp8_e4m3") if _has_fp8_caches(plan) else ()),
     ]
+    notes = _beyond_others(plan, "SGLang")
     count = machines(plan, fleet)
     if count == 1:
-        return Launch("sglang", (command_line(*words),))
+        return Launch("sglang", (command_line(*words),), tuple(notes))
     spread = ("--nnodes", count, "--dist-init-addr", f"$HEAD:{PORT}")
     line = command_line(*words, *spread, "--node-rank", "$MACHINE")
-    return Launch("sglang", (line,), (_WHERE,))
+    return Launch("sglang", (line,), (*notes, _WHERE))
 
 
 def for_torchrun(plan: PlanFile, fleet: Fleet) -> Launch:
@@ -172,7 +187,8 @@ def for_ray(plan: PlanFile, fleet: Fleet) -> Launch:
         f"# placement group: strategy STRICT_SPREAD, bundles {bundles}",
         command_line(*_vllm_words(plan), "--distributed-executor-backend", "ray"),
     )
-    return Launch("ray", lines, ("devices that Ray does not count need --num-gpus on `ray start`",))
+    counted = "devices that Ray does not count need --num-gpus on `ray start`"
+    return Launch("ray", lines, (counted, *_beyond_others(plan, "vLLM")))
 
 
 TARGETS: Mapping[str, Callable[[PlanFile, Fleet], Launch]] = MappingProxyType(
@@ -184,6 +200,10 @@ TARGETS: Mapping[str, Callable[[PlanFile, Fleet], Launch]] = MappingProxyType(
         "ray": for_ray,
     }
 )
+
+
+def _has_fp8_caches(plan: PlanFile) -> bool:
+    return plan.kv_dtype == "fp8" or plan.cache_element_bytes == 1
 
 
 def _degree(flag: str, value: int) -> tuple[object, ...]:

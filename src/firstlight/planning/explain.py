@@ -38,7 +38,10 @@ def verdict(memory: MemoryPlan, workload: Workload) -> str:
     """Says whether an arrangement fits, with what is left or short and on which rank."""
     worst, text = memory.worst, memory.arrangement.text
     if memory.fits:
-        return f"{text} fits with {format_bytes(worst.spare)} left at {load_text(workload)}"
+        fits = f"{text} fits with {format_bytes(worst.spare)} left at {load_text(workload)}"
+        at_once = memory.places.at_once(workload.context)
+        beside = f", {at_once} of {memory.sequences} at full length at once"
+        return fits + (beside if at_once < memory.sequences else "")
     return f"{text} is {shortage(worst)} at {load_text(workload)}"
 
 

@@ -15,6 +15,8 @@ import msgspec
 
 from firstlight.errors import BadInput, UsageError
 
+# The vendor of a device that is the processors of a machine.
+HOST_VENDOR = "host"
 _FLEET = re.compile(r"^\s*(?:(\d+)\s*x\s*)?([A-Za-z0-9_.+-]+?)(?:\s*@\s*(\d+))?\s*$")
 
 

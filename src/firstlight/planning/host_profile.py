@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from firstlight.planning.hardware import Device, Figure
-from firstlight.planning.rates import HOST_VENDOR
+from firstlight.planning.hardware import HOST_VENDOR, Device, Figure
 from firstlight.platforms.host import Host, read_host
 
 _COPY_BYTES = 64 * 2**20

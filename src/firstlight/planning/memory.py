@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from firstlight.cache.cache_group import RECURRENT
 from firstlight.planning.activations import (
     StepShape,
     activation_bytes,
@@ -17,29 +18,36 @@ from firstlight.planning.activations import (
     step_bytes,
 )
 from firstlight.planning.arrangement import Arrangement
-from firstlight.planning.caches import CacheNeed, cache_bytes
-from firstlight.planning.hardware import Fleet
+from firstlight.planning.cache_places import CachePlaces, plan_places
+from firstlight.planning.caches import CacheNeed, cache_bytes, sequence_bytes
+from firstlight.planning.hardware import HOST_VENDOR, Fleet
 from firstlight.planning.weights import held_bytes
 from firstlight.planning.work import ModelWork
 from firstlight.planning.workload import PlanRules, Workload
+from firstlight.settings.tiers import parse_tiers
 from firstlight.sharding.layout import Layout, stage_layers
 from firstlight.sharding.state_spec import EncoderState
 
 WEIGHTS, CACHES = "weights", "kv"
 ACTIVATIONS, ENCODER, COLLECTIVES = "activations", "encoder", "collectives"
-RESERVE = "reserve"
-COMPONENTS = (WEIGHTS, CACHES, ACTIVATIONS, ENCODER, COLLECTIVES, RESERVE)
+TIERS, RESERVE = "tiers", "reserve"
+COMPONENTS = (WEIGHTS, CACHES, TIERS, ACTIVATIONS, ENCODER, COLLECTIVES, RESERVE)
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of every rank of one pipeline stage; they are equal. `parts` splits components."""
+    """Bytes of every rank of one pipeline stage; they are equal. `parts` splits components,
+    `places` says where its caches lie, `sequence` what of them one sequence of full length takes,
+    by kind of state.
+    """
 
     stage: int
     ranks: range
     components: Mapping[str, int]
     parts: Mapping[str, Mapping[str, int]]
     device_bytes: int
+    places: CachePlaces
+    sequence: Mapping[str, int]
 
     @property
     def used(self) -> int:
@@ -65,6 +73,17 @@ class MemoryPlan:
     def worst(self) -> RankMemory:
         """The stage with least left."""
         return min(self.stages, key=lambda stage: stage.spare)
+
+    @property
+    def fullest(self) -> RankMemory:
+        """The stage whose devices hold the fewest tokens."""
+        paged = [stage for stage in self.stages if set(stage.sequence) - {RECURRENT}]
+        return min(paged, key=lambda stage: stage.places.device_blocks)
+
+    @property
+    def places(self) -> CachePlaces:
+        """Where caches lie on the ranks of that stage."""
+        return self.fullest.places
 
     @property
     def fits(self) -> bool:
@@ -108,16 +127,29 @@ def plan_memory(
             chunk_tokens=rules.chunk_tokens,
             kv_dtype=rules.kv_dtype,
         )
-        caches = cache_bytes(need)
-        components = {
+        others = {
             WEIGHTS: sum(weights.values()),
-            CACHES: sum(caches.values()),
             **_only_where_used(shared, layout, stage),
             RESERVE: int(device * rules.reserve_share),
         }
-        ranks = range(stage * group, (stage + 1) * group)
-        parts = {WEIGHTS: weights, CACHES: caches}
-        stages.append(RankMemory(stage, ranks, components, parts, device))
+        places = plan_places(
+            need, parse_tiers(rules.tiers), available=device - sum(others.values())
+        )
+        caches = cache_bytes(need, places.device_blocks)
+        components = {**others, CACHES: sum(caches.values()), TIERS: places.tiers_bytes}
+        if fleet.device.vendor == HOST_VENDOR:  # the host tier lies in the same memory
+            components[TIERS] += places.far_bytes.host
+        stages.append(
+            RankMemory(
+                stage=stage,
+                ranks=range(stage * group, (stage + 1) * group),
+                components={name: components[name] for name in COMPONENTS},
+                parts={WEIGHTS: weights, CACHES: caches},
+                device_bytes=device,
+                places=places,
+                sequence=sequence_bytes(need),
+            )
+        )
     return MemoryPlan(arrangement, sequences, tuple(stages))
 
 

@@ -18,6 +18,7 @@ COLOURS: Mapping[str, str] = MappingProxyType(
     {
         "weights": "#3b6ea5",
         "kv": "#5aa469",
+        "tiers": "#8fb339",
         "activations": "#e0a030",
         "encoder": "#9b6bb3",
         "collectives": "#c96a4a",
@@ -45,7 +46,7 @@ def draw(memory: MemoryPlan, fleet: Fleet, title: str) -> str:
 
 def _legend(y: int) -> Iterator[str]:
     for index, name in enumerate(COMPONENTS):
-        x = 8 + index * 112
+        x = 8 + index * 100
         yield _rect(x, y, 10, 10, COLOURS[name])
         yield _text(x + 14, y + 9, name)
 

@@ -69,6 +69,8 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     image_tokens: int = 1024
     kv_dtype: str = "auto"
     encoder_cache_bytes: int = ENCODER_CACHE_BYTES
+    attention: str = "full"
+    tiers: str = ""
 
     @property
     def layout(self) -> Layout:
@@ -144,6 +146,8 @@ def plan_of(answer: Answer, model: str, weight_bytes: int) -> PlanFile:
         image_tokens=question.workload.image_tokens,
         kv_dtype=rules.kv_dtype,
         encoder_cache_bytes=rules.encoder_cache_bytes,
+        attention=rules.attention,
+        tiers=rules.tiers,
     )
 
 

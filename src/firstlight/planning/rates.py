@@ -15,13 +15,12 @@ from firstlight.planning.constants import (
     Constants,
     share,
 )
-from firstlight.planning.hardware import Device, Figure, Fleet
+from firstlight.planning.hardware import HOST_VENDOR, Device, Figure, Fleet
 
 # No operation gets more of the memory bandwidth than a copy does: 3,089 of 3,350 GB/s on H100.
 _MOST_MEMORY = 0.92
 # Tensor cores take fp32 values at about half the rate of bf16 ones.
 _FP32_RATE = 0.5
-HOST_VENDOR = "host"
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from firstlight.models.spec import ModelSpec
 from firstlight.planning.arrangement import Arrangement, arrangements, check, divisors
 from firstlight.planning.constants import EXPECTED
 from firstlight.planning.explain import missed, short_count, shortage, slower
+from firstlight.planning.far_times import FarTimes, far_times
 from firstlight.planning.hardware import Fleet
-from firstlight.planning.memory import MemoryPlan, plan_memory
+from firstlight.planning.memory import TIERS, MemoryPlan, plan_memory
 from firstlight.planning.predict import Forecast, Speed, forecast, speed
 from firstlight.planning.rates import rates_of
-from firstlight.planning.work import ModelWork, model_work
+from firstlight.planning.work import ModelWork, planned_work
 from firstlight.planning.workload import PlanRules, Targets, Workload
 from firstlight.sharding.layout import Layout
 from firstlight.units import format_bytes
@@ -51,7 +52,8 @@ class Lost:
 @dataclass(frozen=True)
 class Answer:
     """The plan chosen, None when nothing fits; `lost` are the next best. `ways_out` say what would
-    help when nothing fits. `fleet` are the devices used."""
+    help when nothing fits. `fleet` are the devices used. `far` are times of what lies outside the
+    device, where there are tiers."""
 
     question: Question
     fleet: Fleet
@@ -61,6 +63,7 @@ class Answer:
     num_considered: int
     num_fitting: int
     ways_out: tuple[str, ...] = ()
+    far: FarTimes | None = None
 
     @property
     def nearest(self) -> MemoryPlan | None:
@@ -84,7 +87,7 @@ def search(question: Question) -> Answer:
     """Returns the best arrangement of a fleet for the objective, or of a part of it when the
     cheapest is asked for.
     """
-    work = model_work(question.spec, question.rules.dtype)
+    work = planned_work(question.spec, question.rules)
     if question.objective != "cheapest":
         return _search(question, work, question.fleet)
     answer = None
@@ -111,7 +114,7 @@ def evaluate(question: Question, layout: Layout, replicas: int = 1, shared: int 
             f"{arrangement.text} needs {arrangement.devices} devices, the fleet has "
             f"{question.fleet.count}"
         )
-    work = model_work(question.spec, question.rules.dtype)
+    work = planned_work(question.spec, question.rules)
     return _judge(question, work, question.fleet, [arrangement])
 
 
@@ -133,6 +136,7 @@ def _judge(
         fitting.append(_Fitting(memory, found, missed(found, question.targets)))
     fitting.sort(key=_order(question.objective, fleet.island))
     best = fitting[0] if fitting else None
+    tiered = best.memory if best and rules.tiers else None
     rest = sorted((p for p in plans if not p.fits), key=lambda p: -p.worst.spare)
     return Answer(
         question=question,
@@ -143,6 +147,7 @@ def _judge(
         num_considered=len(plans),
         num_fitting=len(fitting),
         ways_out=() if best or not rest else ways_out(work, rest[0], fleet, workload, rules),
+        far=far_times(work, tiered, fleet, workload, rules) if tiered else None,
     )
 
 
@@ -186,6 +191,8 @@ def ways_out(
     if share > 0:
         percent = int(share * 1000) / 10
         ways.append(f"lower the reserve from {rules.reserve_share:.0%} to {percent:.1f}%")
+    if taken := nearest.worst.components[TIERS]:
+        ways.append(f"make tiers smaller, which take {format_bytes(taken)} of the device")
     ways.append(f"use devices with {format_bytes(-nearest.worst.spare)} more memory")
     found = [f"{arrangement.text}: {way}" for way in ways]
     if enough := enough_devices(work, fleet, workload, rules):

@@ -15,12 +15,12 @@ from firstlight.models.spec import ModelSpec
 from firstlight.planning.arrangement import Arrangement
 from firstlight.planning.emit import serve_values
 from firstlight.planning.explain import verdict
-from firstlight.planning.hardware import Device, Figure, Fleet, parse_fleet
+from firstlight.planning.hardware import HOST_VENDOR, Device, Figure, Fleet, parse_fleet
 from firstlight.planning.memory import MemoryPlan, plan_memory
 from firstlight.planning.plan_file import PlanFile
 from firstlight.planning.search import Question, ways_out
 from firstlight.planning.weights import ELEMENT_BYTES, weight_table
-from firstlight.planning.work import model_work
+from firstlight.planning.work import planned_work
 from firstlight.planning.workload import PlanRules, Workload
 from firstlight.settings.serve import ServeSettings
 from firstlight.settings.settings import fields_of
@@ -80,7 +80,8 @@ def check_plan(plan: PlanFile, spec: ModelSpec, settings: ServeSettings) -> None
 class StartLoad:
     """What a start is to hold, as far as memory depends on it.
 
-    `sequences` of `context` tokens must fit at once; one device a rank has `memory_bytes`.
+    `sequences` of `context` tokens must fit at once, or one where tiers take what the device cannot
+    hold; one device a rank has `memory_bytes`, its own or the host's.
     """
 
     layout: Layout
@@ -90,6 +91,7 @@ class StartLoad:
     images: int = 0
     image_tokens: int = 1024
     rules: PlanRules
+    owned: bool = True
 
     @property
     def workload(self) -> Workload:
@@ -110,7 +112,7 @@ class StartLoad:
         memory = Figure(float(self.memory_bytes), "said at start")
         device = Device(
             name="device",
-            vendor="",
+            vendor="" if self.owned else HOST_VENDOR,
             island=count,
             machine=count,
             memory=memory,
@@ -138,6 +140,8 @@ def question_of(plan: PlanFile, spec: ModelSpec) -> Question:
         reserve_share=plan.reserve_share,
         kv_dtype=plan.kv_dtype,
         encoder_cache_bytes=plan.encoder_cache_bytes,
+        attention=plan.attention,
+        tiers=plan.tiers,
     )
     load = StartLoad(
         layout=plan.layout,
@@ -159,13 +163,19 @@ def question_of(plan: PlanFile, spec: ModelSpec) -> Question:
 
 
 def start_load(
-    settings: ServeSettings, spec: ModelSpec, *, free_bytes: int, plan: PlanFile | None = None
+    settings: ServeSettings,
+    spec: ModelSpec,
+    *,
+    free_bytes: int,
+    owned: bool = True,
+    plan: PlanFile | None = None,
 ) -> StartLoad:
     """Returns what a start with these settings is to hold: with a plan all that was planned,
     without one a single sequence.
 
-    `free_bytes`: what each rank's device has left. A device may have less free than it has memory
-    by what is kept of it, for that is what drivers take.
+    `free_bytes`: what each rank's device has left, which is its own memory (`owned`) or the host's.
+    A device may have less free than it has memory by what is kept of it, for that is what drivers
+    take.
     """
     rules = PlanRules(
         dtype=settings.dtype,
@@ -175,6 +185,8 @@ def start_load(
         kv_dtype=settings.kv_dtype,
         encoder_cache_bytes=settings.encoder_cache_bytes,
         weights_budget_bytes=settings.weights_budget_bytes,
+        attention=settings.attention,
+        tiers=settings.tiers,
     )
     if plan is not None:
         rules = replace(rules, reserve_share=plan.reserve_share)
@@ -187,12 +199,13 @@ def start_load(
         images=plan.images if plan else 0,
         image_tokens=plan.image_tokens if plan else 1024,
         rules=rules,
+        owned=owned,
     )
 
 
 def plan_start(spec: ModelSpec, load: StartLoad) -> MemoryPlan:
     """Returns the memory of every rank of a start."""
-    work = model_work(spec, load.rules.dtype)
+    work = planned_work(spec, load.rules)
     return plan_memory(work, Arrangement(load.layout), load.fleet, load.workload, load.rules)
 
 
@@ -203,7 +216,7 @@ def check_start(spec: ModelSpec, load: StartLoad) -> MemoryPlan:
     """
     memory = plan_start(spec, load)
     if not memory.fits:
-        work = model_work(spec, load.rules.dtype)
+        work = planned_work(spec, load.rules)
         ways = ways_out(work, memory, load.fleet, load.workload, load.rules)
         raise OutOfBudget(f"{verdict(memory, load.workload)}. What would help: {'; '.join(ways)}")
     return memory

@@ -5,13 +5,16 @@ Pure arithmetic over sizes in bytes, which engine and planner share; knows neith
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from firstlight.cache.cache_group import RECURRENT
 from firstlight.cache.far_pool import FarSizes
 from firstlight.cache.manager import blocks_for, distinct_specs
+from firstlight.cache.paged_group import window_of
 from firstlight.errors import OutOfBudget
 from firstlight.settings.tiers import TierSettings
-from firstlight.sharding.state_spec import StateSpec, cached_token_bytes
+from firstlight.sharding.attention_pattern import SEGMENT_TOKENS
+from firstlight.sharding.state_spec import StateSpec, cached_token_bytes, summary_bytes
 from firstlight.units import format_bytes
 
 # Recurrent state takes at most this part of a tier beside pages, and one slot of each group at
@@ -19,24 +22,52 @@ from firstlight.units import format_bytes
 SLOT_SHARE = 0.25
 
 
-def unit_bytes_of(
-    states: Sequence[StateSpec], block_size: int, *, tp: int, element_bytes: int, kv_dtype: str
-) -> tuple[int, ...]:
+class UnitCut(NamedTuple):
+    """How caches are cut: tokens of a block, tensor parallel degree, bytes of a value in the
+    compute type, and the type of caches as `serve --kv-dtype` has it.
+    """
+
+    block_size: int
+    tp: int
+    element_bytes: int
+    kv_dtype: str = "auto"
+
+    def unit_bytes(self, state: StateSpec) -> int:
+        """Bytes on one rank of one layer's block or slot."""
+        token = cached_token_bytes(state, self.tp, self.element_bytes, self.kv_dtype)
+        return token * self.block_size + state.sequence_bytes(self.tp, self.element_bytes)
+
+
+def unit_bytes_of(states: Sequence[StateSpec], cut: UnitCut) -> tuple[int, ...]:
     """Returns the bytes on one rank of a block or slot of each cache group, of all its layers."""
-    sizes: Counter[StateSpec] = Counter()
-    for state in states:
-        token = cached_token_bytes(state, tp, element_bytes, kv_dtype)
-        sizes[state] += token * block_size + state.sequence_bytes(tp, element_bytes)
-    return tuple(sizes[state] for state in distinct_specs(states))
+    counts = Counter(states)
+    return tuple(counts[state] * cut.unit_bytes(state) for state in distinct_specs(states))
 
 
-def far_pages(states: Sequence[StateSpec], sizes: Sequence[FarSizes]) -> int:
-    """Returns the pages of a sequence that may lie outside the device, in each group; `sizes` are
-    those of plan_tiers.
+def tier_device_bytes(states: Sequence[StateSpec], sizes: Sequence[FarSizes], cut: UnitCut) -> int:
+    """Returns what tiers take on the device itself: summaries of pages that lie outside it, and the
+    two sets of buffers that each group of pages is read through there.
+
+    Layers of a group share the buffers; pages that a window sees are never read so.
+    """
+    found, counts = 0, Counter(states)
+    for state, size in zip(distinct_specs(states), sizes, strict=True) if sizes else ():
+        if state.kind == RECURRENT or window_of(state) is not None:
+            continue
+        summary = summary_bytes(state, cut.tp) * cut.block_size
+        pages = blocks_for(SEGMENT_TOKENS, cut.block_size)
+        found += sum(size) * counts[state] * summary
+        found += 2 * pages * (cut.unit_bytes(state) - summary)
+    return found
+
+
+def far_pages(states: Sequence[StateSpec], sizes: Sequence[FarSizes]) -> FarSizes:
+    """Returns the pages of a sequence that may lie in host memory and on disk, the same in each
+    group; `sizes` are those of plan_tiers.
     """
     kinds = [spec.kind for spec in distinct_specs(states)]
     pairs = zip(sizes, kinds, strict=True) if sizes else ()
-    return min((sum(size) for size, kind in pairs if kind != RECURRENT), default=0)
+    return next((size for size, kind in pairs if kind != RECURRENT), FarSizes(0, 0))
 
 
 def least_blocks(context: int, block_size: int, *, chunk_tokens: int | None, far_pages: int) -> int:
@@ -80,8 +111,8 @@ def _split(
     slot = sum(size for kind, size in pairs if kind == RECURRENT)
     page = sum(size for kind, size in pairs if kind != RECURRENT)
     num_slots = max(1, int(budget * SLOT_SHARE) // slot) if slot else 0
-    num_pages = (budget - num_slots * slot) // page
-    if num_pages < 1:
+    num_pages = (budget - num_slots * slot) // page if page else 0
+    if page and num_pages < 1:
         raise OutOfBudget(
             f"tiers: {name} holds {format_bytes(budget)} on each rank; a page of every cache group "
             f"and a slot of recurrent state take {format_bytes(page + slot)}. Raise {name}, or "

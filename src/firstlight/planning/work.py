@@ -15,8 +15,10 @@ from fnmatch import fnmatch
 from functools import cached_property
 from math import prod
 
-from firstlight.models.spec import ModelSpec
+from firstlight.models.spec import ModelSpec, with_attention
 from firstlight.planning.weights import WeightClass, WeightTable, weight_table
+from firstlight.planning.workload import PlanRules
+from firstlight.sharding.attention_pattern import FULL, AttentionPattern
 from firstlight.sharding.rules import REPLICATED, Facts, TensorRule
 from firstlight.sharding.state_spec import (
     GroupedQueryState,
@@ -56,12 +58,15 @@ class Sum:
 
 @dataclass(frozen=True)
 class LayerKind:
-    """Layers that compute alike: those in `layers`, ascending."""
+    """Layers that compute alike: those in `layers`, ascending. Their attention reads what `pattern`
+    says.
+    """
 
     layers: tuple[int, ...]
     state: StateSpec
     matmuls: tuple[Matmul, ...]
     sums: tuple[Sum, ...]
+    pattern: AttentionPattern = FULL
 
     def count(self, layers: range) -> int:
         """How many of the layers given are of this kind."""
@@ -162,23 +167,35 @@ def model_work(spec: ModelSpec, dtype: str) -> ModelWork:
     )
 
 
+def planned_work(spec: ModelSpec, rules: PlanRules) -> ModelWork:
+    """Returns the work of a model as the rules have it computed, the reading of the past included.
+
+    Raises UsageError for attention that does not fit the model or the blocks of its cache.
+    """
+    patterned = with_attention(spec, rules.attention, rules.block_size)
+    return model_work(patterned, rules.dtype)
+
+
 def _kinds(spec: ModelSpec, table: WeightTable) -> tuple[LayerKind, ...]:
     by_layer: dict[int, list[int]] = {n: [] for n in range(spec.facts.num_layers)}
     for index, one in enumerate(table.classes):
         if not one.tensor.unused:
             for layer in one.layers:
                 by_layer[layer].append(index)
-    alike: dict[tuple[StateSpec, tuple[int, ...]], list[int]] = {}
+    alike: dict[tuple[StateSpec, AttentionPattern, tuple[int, ...]], list[int]] = {}
+    patterns = spec.patterns or (FULL,) * spec.facts.num_layers
     for layer, indices in by_layer.items():
-        alike.setdefault((spec.states[layer], tuple(indices)), []).append(layer)
+        kind = (spec.states[layer], patterns[layer], tuple(indices))
+        alike.setdefault(kind, []).append(layer)
     return tuple(
         LayerKind(
             layers=tuple(layers),
             state=state,
             matmuls=_matmuls(table, [i for i in indices if _is_matrix(table.classes[i])]),
             sums=_sums(spec, [table.classes[i] for i in indices]),
+            pattern=pattern,
         )
-        for (state, indices), layers in alike.items()
+        for (state, pattern, indices), layers in alike.items()
     )
 
 
@@ -263,19 +280,22 @@ class StateWork:
 
     `token_flops` for each pair of a new token and a past one in a decode step, `pair_flops` the
     same in a prompt's chunk, `step_flops` for each new token whatever the past, `expand_flops` for
-    each past token that a prompt's chunk makes keys and values of again.
+    each past token that a prompt's chunk makes keys and values of again, `choose_flops` for each
+    pair of a new token and a summary that it chooses by.
     """
 
     token_flops: float = 0.0
     pair_flops: float = 0.0
     step_flops: float = 0.0
     expand_flops: float = 0.0
+    choose_flops: float = 0.0
 
 
 def state_work(state: StateSpec, facts: Facts, tp: int) -> StateWork:
     """Returns the FLOP of attention over one layer's state.
 
-    Grouped query: scores and weighted values, 4 x heads x head width. Latent: absorbed in decode,
+    Grouped query: scores and weighted values, 4 x heads x head width, half of it for a summary.
+    Latent: absorbed in decode,
     2 x heads x (cached width + latent); expanded in prompts, 2 x heads x (key + value width), and
     2 x latent x expanded width for every past token of a chunk.
     Recurrent: decay, read, write, read of a key x value matrix, 7 FLOP an entry.
@@ -283,13 +303,14 @@ def state_work(state: StateSpec, facts: Facts, tp: int) -> StateWork:
     dims = facts.dims
     if isinstance(state, GroupedQueryState):
         each = 4.0 * dims["q_rows"] / tp
-        return StateWork(each, each)
+        return StateWork(each, each, choose_flops=each / 2)
     if isinstance(state, LatentState):
         heads = facts.axes["heads"].pieces
         absorbed = 2.0 * heads / tp * (state.width + dims["kv_rank"])
         expanded = 2.0 * (dims["q_rows"] + dims["value_rows"]) / tp
         again = 2.0 * dims["kv_rank"] * dims["kv_rows"] / tp
-        return StateWork(absorbed, expanded, expand_flops=again)
+        chosen = 2.0 * heads / tp * state.width
+        return StateWork(absorbed, expanded, expand_flops=again, choose_flops=chosen)
     if isinstance(state, RecurrentState):
         return StateWork(step_flops=7.0 * state.heads / tp * state.key_dim * state.value_dim)
     return StateWork()

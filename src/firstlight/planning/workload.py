@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from firstlight.errors import UsageError
 from firstlight.settings.serve import ServeSettings
+from firstlight.settings.tiers import TierSettings, parse_tiers
 
 # What `serve` keeps where nobody says otherwise.
 ENCODER_CACHE_BYTES = ServeSettings.encoder_cache_bytes
@@ -63,7 +64,9 @@ class PlanRules:
     and latents in a byte with scales beside them. `encoder_cache_bytes` are kept on each rank for
     features of images, where a model reads any. `storage_rate` is what one machine reads from
     storage, bytes a second. `context_parallel`: ranks of a TP group may share out the latent cache.
-    With `weights_budget_bytes` the weights of a rank that do not fit are streamed.
+    With `weights_budget_bytes` the weights of a rank that do not fit are streamed. `attention` says
+    what layers read of the past and `tiers` where each rank keeps cache beside its device, both as
+    `serve` has them.
     """
 
     dtype: str = "bfloat16"
@@ -77,12 +80,19 @@ class PlanRules:
     storage_rate: float = 5e9
     context_parallel: bool = False
     weights_budget_bytes: int | None = None
+    attention: str = "full"
+    tiers: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.reserve_share < 1:
             raise UsageError(f"reserve_share {self.reserve_share} must be in [0, 1)")
         if self.storage_rate <= 0:
             raise UsageError("storage_rate must be above 0 bytes a second")
+        if parse_tiers(self.tiers) != TierSettings() and self.context_parallel:
+            raise UsageError(
+                "tiers and context_parallel exclude each other: pages of ranks that share a cache "
+                "do not go out of a device"
+            )
         if not 1 <= self.chunk_tokens <= self.max_batch_tokens:
             raise UsageError(
                 f"chunk_tokens {self.chunk_tokens} must be in 1 .. max_batch_tokens "

@@ -18,6 +18,8 @@ from typing import NamedTuple
 from firstlight.errors import UsageError
 from firstlight.sharding.state_spec import GroupedQueryState, LatentState, StateSpec
 
+# Tokens whose pages attention brings at once from outside the device.
+SEGMENT_TOKENS = 2048
 EXAMPLE = '"full", "window=4096,sinks=4", "sparse=64x32" or "0-3: full; *: sparse=64x32"'
 
 
