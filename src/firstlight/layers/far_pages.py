@@ -36,7 +36,8 @@ class FarPages(Protocol):
         ...
 
     def staging(self, layer: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Returns two sets of buffers of this layer's shapes, to be filled in turn.
+        """Returns two sets of buffers of this layer's shapes, to be filled in turn. Layers that
+        choose blocks use the first alone, which may be larger; the second is empty then.
 
         A set holds one tensor for each tensor of the layer's pages, in the order of its state's
         fields (`layer_state.page_tensors`), each [pages, ...] with as many pages as SEGMENT_STEP

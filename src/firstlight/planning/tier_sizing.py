@@ -13,7 +13,7 @@ from firstlight.cache.manager import blocks_for, distinct_specs
 from firstlight.cache.paged_group import window_of
 from firstlight.errors import OutOfBudget
 from firstlight.settings.tiers import TierSettings
-from firstlight.sharding.attention_pattern import SEGMENT_TOKENS
+from firstlight.sharding.attention_pattern import CHOSEN_TOKENS, SEGMENT_TOKENS
 from firstlight.sharding.state_spec import StateSpec, cached_token_bytes, summary_bytes
 from firstlight.units import format_bytes
 
@@ -46,7 +46,7 @@ def unit_bytes_of(states: Sequence[StateSpec], cut: UnitCut) -> tuple[int, ...]:
 
 def tier_device_bytes(states: Sequence[StateSpec], sizes: Sequence[FarSizes], cut: UnitCut) -> int:
     """Returns what tiers take on the device itself: summaries of pages that lie outside it, and the
-    two sets of buffers that each group of pages is read through there.
+    buffers that each group of pages is read through there.
 
     Layers of a group share the buffers; pages that a window sees are never read so.
     """
@@ -55,9 +55,10 @@ def tier_device_bytes(states: Sequence[StateSpec], sizes: Sequence[FarSizes], cu
         if state.kind == RECURRENT or window_of(state) is not None:
             continue
         summary = summary_bytes(state, cut.tp) * cut.block_size
-        pages = blocks_for(SEGMENT_TOKENS, cut.block_size)
+        tokens = CHOSEN_TOKENS if summary else 2 * SEGMENT_TOKENS
+        pages = blocks_for(tokens, cut.block_size)
         found += sum(size) * counts[state] * summary
-        found += 2 * pages * (cut.unit_bytes(state) - summary)
+        found += pages * (cut.unit_bytes(state) - summary)
     return found
 
 

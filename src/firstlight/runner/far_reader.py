@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from firstlight.layers.far_pages import SEGMENT_STEP
 from firstlight.runner.tier_store import TierStore
 from firstlight.runner.unit_bytes import Row, fill_tensors
+from firstlight.sharding.attention_pattern import CHOSEN_TOKENS, SEGMENT_TOKENS
 
 NOT_A_NUMBER = float("nan")
 # Pages that one task reads.
@@ -41,9 +41,11 @@ class FarReader:
         page_tensors: Sequence[tuple[Tensor, ...]],
         *,
         page_tokens: int,
+        chooses: bool = False,
     ) -> None:
         self._store, self._group = store, group
-        self._pages = -(-SEGMENT_STEP // page_tokens)
+        sets = (CHOSEN_TOKENS, 0) if chooses else (SEGMENT_TOKENS, SEGMENT_TOKENS)
+        self._pages = tuple(-(-tokens // page_tokens) for tokens in sets)
         self._layers = page_tensors
         self._staging: dict[tuple[object, ...], tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 
@@ -59,12 +61,12 @@ class FarReader:
         return sum(tensor.nbytes for tensors in sets for tensor in tensors)
 
     def staging(self, layer: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Two sets of buffers; layers of one shape share them."""
+        """Two sets of buffers, one if blocks are chosen; layers of one shape share them."""
         tensors = self._layers[layer]
         shape = tuple((tuple(t.shape[1:]), t.dtype) for t in tensors)
         if shape not in self._staging:
             first, second = (
-                tuple(t.new_empty((self._pages, *t.shape[1:])) for t in tensors) for _ in range(2)
+                tuple(t.new_empty((pages, *t.shape[1:])) for t in tensors) for pages in self._pages
             )
             self._staging[shape] = (first, second)
         return self._staging[shape]

@@ -78,7 +78,8 @@ def _with_far_pages(
         ]
         if paged:
             tensors = [page_tensors(state) for _, state in paged]
-            reader = FarReader(store, group, tensors, page_tokens=page_tokens)
+            chooses = any(state.summaries is not None for _, state in paged)
+            reader = FarReader(store, group, tensors, page_tokens=page_tokens, chooses=chooses)
             for number, (index, state) in enumerate(paged):
                 found[index] = replace(state, far=reader, layer=number)
     return tuple(found)

@@ -20,6 +20,9 @@ from firstlight.sharding.state_spec import GroupedQueryState, LatentState, State
 
 # Tokens whose pages attention brings at once from outside the device.
 SEGMENT_TOKENS = 2048
+# Tokens whose pages are held at once where blocks are chosen: some hundred tokens of a prompt that
+# stand side by side choose so many together.
+CHOSEN_TOKENS = 8 * SEGMENT_TOKENS
 EXAMPLE = '"full", "window=4096,sinks=4", "sparse=64x32" or "0-3: full; *: sparse=64x32"'
 
 
