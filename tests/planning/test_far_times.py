@@ -6,10 +6,17 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from firstlight.planning.arrangement import Arrangement
-from firstlight.planning.constants import FAR_LAYER_SECONDS, FAR_RATE, FAR_UNIT_SECONDS
+from firstlight.planning.constants import (
+    EXPECTED,
+    FAR_LAYER_SECONDS,
+    FAR_RATE,
+    FAR_UNIT_SECONDS,
+)
+from firstlight.planning.cost import CostModel, Step
 from firstlight.planning.far_times import far_times
 from firstlight.planning.hardware import Fleet, parse_fleet
 from firstlight.planning.memory import plan_memory
+from firstlight.planning.rates import rates_of
 from firstlight.planning.reading import summaries_read, tokens_fetched, tokens_read
 from firstlight.planning.work import planned_work
 from firstlight.planning.workload import PlanRules, Workload
@@ -71,6 +78,23 @@ def test_a_found_prompt_costs_its_pages_and_its_last_token(dense, mini):
 
 def test_a_place_too_small_for_the_prompt_gives_no_hit(dense):
     assert "host" not in timed(dense, tiers="host=100KiB,disk=/x:64MiB")[0].warm
+
+
+def test_prompts_of_latent_attention_take_longer_where_pages_may_lie_elsewhere(k3):
+    """One form of the arithmetic, whose pairs take 2 x (576 + 512) against 2 x (192 + 128)."""
+    step = Step(2048, 1, 100_000.0, prompt=True)
+    spent = []
+    for rules in (PlanRules(), PlanRules(tiers="host=64GiB")):
+        work = planned_work(k3, rules)
+        rates = rates_of(parse_fleet("8xB300"), EXPECTED, rules.dtype)
+        model = CostModel(work, Arrangement(Layout(tp=8)), rates, 2)
+        (latent,) = (k for k in work.kinds if k.state.kind == "latent" and k.has_experts)
+        (recurrent,) = (k for k in work.kinds if k.state.kind != "latent" and k.has_experts)
+        assert latent.absorbs == bool(rules.tiers) and not recurrent.absorbs
+        spent.append(model.layer(latent, step).attention)
+    # Expanded, keys and values of the past are made again, 2 x 512 x (128 + 128) a token and head.
+    again = 2 * 512 * 256 * 100_000 / (101_024 * 2048)
+    assert spent[1] / spent[0] == pytest.approx(2 * 1088 / (2 * 320 + again), rel=0.01)
 
 
 STATES = st.sampled_from(

@@ -95,7 +95,9 @@ def test_plan_and_start_agree_to_the_byte_and_in_words(
 
 @pytest.mark.parametrize("attention", ["full", "sparse=16x2", "window=64,sinks=16"])
 def test_with_tiers_plan_and_start_agree_on_the_least_device(tmp_path, mini, attention):
-    """A sequence that the device alone could not hold; a byte less is refused in one sentence."""
+    """It is smaller than one without tiers, but that at this size buffers for chosen blocks are
+    larger than what is saved.
+    """
     path, context = tmp_path / "plan.json", 1024
     load = (
         *("--dtype", "float32", "--chunk-tokens", "32", "--max-batch-tokens", "64"),
@@ -112,7 +114,7 @@ def test_with_tiers_plan_and_start_agree_on_the_least_device(tmp_path, mini, att
 
     least = plan_start(mini, load_of(1)).worst.used
     alone = replace(load_of(1), rules=replace(load_of(1).rules, tiers=""))
-    assert least < plan_start(mini, alone).worst.used or "window" in attention
+    assert (least < plan_start(mini, alone).worst.used) == ("sparse" not in attention)
     assert plan(*load, "--memory-bytes", str(least))[0] == 0
     check_start(mini, load_of(least))
     code, report = plan(*load, "--memory-bytes", str(least - 1))

@@ -52,7 +52,8 @@ def cache_data(answer: Answer) -> dict[str, Any] | None:
 
 def _largest(memory: MemoryPlan) -> dict[str, int]:
     """What a sequence takes on the rank that holds most of it."""
-    return dict(max((s.sequence for s in memory.stages), key=lambda sizes: sum(sizes.values())))
+    largest = max(memory.stages, key=lambda stage: sum(stage.sequence.values()))
+    return dict(largest.sequence)
 
 
 def _sequence(answer: Answer, memory: MemoryPlan) -> Section:

@@ -133,7 +133,8 @@ def attention_bytes(work: ModelWork, kind: LayerKind, layout: Layout, step: Step
         channels = state.heads / layout.tp * state.key_dim
         return DELTA_RULE * _FP32 * step.tokens * channels
     if isinstance(state, LatentState):
-        return _latent_bytes(work, state, layout, step)
+        form = _absorbed_bytes if kind.absorbs else _latent_bytes
+        return form(work, state, layout, step)
     if isinstance(state, GroupedQueryState):
         return _grouped_bytes(work, state, layout, step)
     return 0.0

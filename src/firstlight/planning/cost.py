@@ -151,6 +151,8 @@ class CostModel:
             num_bytes = step.tokens * past * (per_token - summary) + scored
             flops += cost.token_flops * step.tokens * past
             flops += cost.choose_flops * step.tokens * summaries_read(state, step.past)
+        elif step.prompt and kind.absorbs:
+            flops += cost.token_flops * step.tokens * (past + step.tokens / 2)
         elif step.prompt:
             flops += cost.pair_flops * step.tokens * (past + step.tokens / 2)
             flops += cost.expand_flops * past

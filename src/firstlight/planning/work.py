@@ -59,7 +59,7 @@ class Sum:
 @dataclass(frozen=True)
 class LayerKind:
     """Layers that compute alike: those in `layers`, ascending. Their attention reads what `pattern`
-    says.
+    says; `absorbs`: latents are read as they are in prompts too, never made keys and values of.
     """
 
     layers: tuple[int, ...]
@@ -67,6 +67,7 @@ class LayerKind:
     matmuls: tuple[Matmul, ...]
     sums: tuple[Sum, ...]
     pattern: AttentionPattern = FULL
+    absorbs: bool = False
 
     def count(self, layers: range) -> int:
         """How many of the layers given are of this kind."""
@@ -147,8 +148,10 @@ class ModelWork:
         return id(self)
 
 
-def model_work(spec: ModelSpec, dtype: str) -> ModelWork:
-    """Returns the work of a model computed in `dtype`."""
+def model_work(spec: ModelSpec, dtype: str, *, has_tiers: bool = False) -> ModelWork:
+    """Returns the work of a model computed in `dtype`. With tiers pages may lie anywhere, and
+    latent attention takes one form wherever they do.
+    """
     table = weight_table(spec, dtype)
     config = spec.config
     moe = getattr(config, "moe", None)
@@ -159,7 +162,7 @@ def model_work(spec: ModelSpec, dtype: str) -> ModelWork:
     return ModelWork(
         spec=spec,
         table=table,
-        kinds=_kinds(spec, table),
+        kinds=_kinds(spec, table, has_tiers),
         head=_matmuls(table, head),
         vision=_vision(spec, table),
         chosen=moe.top_k if moe is not None and spec.facts.num_experts else 0,
@@ -173,10 +176,10 @@ def planned_work(spec: ModelSpec, rules: PlanRules) -> ModelWork:
     Raises UsageError for attention that does not fit the model or the blocks of its cache.
     """
     patterned = with_attention(spec, rules.attention, rules.block_size)
-    return model_work(patterned, rules.dtype)
+    return model_work(patterned, rules.dtype, has_tiers=bool(rules.tiers))
 
 
-def _kinds(spec: ModelSpec, table: WeightTable) -> tuple[LayerKind, ...]:
+def _kinds(spec: ModelSpec, table: WeightTable, has_tiers: bool) -> tuple[LayerKind, ...]:
     by_layer: dict[int, list[int]] = {n: [] for n in range(spec.facts.num_layers)}
     for index, one in enumerate(table.classes):
         if not one.tensor.unused:
@@ -194,6 +197,7 @@ def _kinds(spec: ModelSpec, table: WeightTable) -> tuple[LayerKind, ...]:
             matmuls=_matmuls(table, [i for i in indices if _is_matrix(table.classes[i])]),
             sums=_sums(spec, [table.classes[i] for i in indices]),
             pattern=pattern,
+            absorbs=isinstance(state, LatentState) and (has_tiers or not pattern.is_full),
         )
         for (state, pattern, indices), layers in alike.items()
     )
