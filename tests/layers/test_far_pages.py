@@ -30,6 +30,7 @@ from firstlight.sharding.attention_pattern import FULL, AttentionPattern
 
 SLOTS, HEADS, LAYER = 64, 4, 3
 SETS = {"plain": reference_kernels(), "chosen": builtin_kernels().resolve(machine_query())}
+CLOSE = {"rtol": 1e-3, "atol": 1e-3}  # what the tokens left out weigh
 SPARSE = AttentionPattern(block=128, blocks=3, recent=100, sinks=64)
 
 
@@ -191,6 +192,25 @@ def test_a_choice_does_not_depend_on_chunks(
     if not SETS["chosen"].is_plain("segment_attention"):
         assert torch.equal(torch.cat(parts), want)
     torch.testing.assert_close(torch.cat(parts), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["heads", "latents"])
+def test_a_block_is_found_by_one_key_that_its_others_hide(kind: str) -> None:
+    """The keys of every page have mean zero; only one page has a key that meets the query."""
+    torch.manual_seed(2)
+    context, found, pattern = 800, 5, AttentionPattern(block=64, blocks=1, recent=64, sinks=1)
+    table = torch.arange(13).int()[None]
+    state, kernels = copied(make_state(kind, 13), slice(None)), kernels_of(kind, "chosen")
+    call = make_call(kind, [context], [context], table)
+    q_NK = torch.zeros_like(call.q_TNK[0])
+    q_NK[..., 3] = 80.0
+    keys = call.new[0].fill_(0.0)
+    keys[found * 64 : found * 64 + 2, ..., 3] = torch.tensor([1.0, -1.0]).view(
+        2, *[1] * (keys.dim() - 2)
+    )
+    call = call._replace(q_TNK=torch.cat((call.q_TNK[:-1], q_NK[None])))
+    want = attend_pattern(call, state, kernels, FULL)[-1]
+    torch.testing.assert_close(attend_pattern(call, state, kernels, pattern)[-1], want, **CLOSE)
 
 
 def test_of_equal_blocks_the_earlier_are_chosen_and_none_that_is_no_number() -> None:
