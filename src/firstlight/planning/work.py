@@ -298,8 +298,8 @@ class StateWork:
 def state_work(state: StateSpec, facts: Facts, tp: int) -> StateWork:
     """Returns the FLOP of attention over one layer's state.
 
-    Grouped query: scores and weighted values, 4 x heads x head width, half of it for a summary.
-    Latent: absorbed in decode,
+    Grouped query: scores and weighted values, 4 x heads x head width, as much for a summary,
+    which is two keys. Latent: absorbed in decode,
     2 x heads x (cached width + latent); expanded in prompts, 2 x heads x (key + value width), and
     2 x latent x expanded width for every past token of a chunk.
     Recurrent: decay, read, write, read of a key x value matrix, 7 FLOP an entry.
@@ -307,13 +307,13 @@ def state_work(state: StateSpec, facts: Facts, tp: int) -> StateWork:
     dims = facts.dims
     if isinstance(state, GroupedQueryState):
         each = 4.0 * dims["q_rows"] / tp
-        return StateWork(each, each, choose_flops=each / 2)
+        return StateWork(each, each, choose_flops=each)
     if isinstance(state, LatentState):
         heads = facts.axes["heads"].pieces
         absorbed = 2.0 * heads / tp * (state.width + dims["kv_rank"])
         expanded = 2.0 * (dims["q_rows"] + dims["value_rows"]) / tp
         again = 2.0 * dims["kv_rank"] * dims["kv_rows"] / tp
-        chosen = 2.0 * heads / tp * state.width
+        chosen = 4.0 * heads / tp * state.width
         return StateWork(absorbed, expanded, expand_flops=again, choose_flops=chosen)
     if isinstance(state, RecurrentState):
         return StateWork(step_flops=7.0 * state.heads / tp * state.key_dim * state.value_dim)
