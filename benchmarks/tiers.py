@@ -3,7 +3,8 @@
 Owns the questions and the report. A small Llama (the layers of SmolLM2-135M, fewer of them, random
 values) is served by the engine's own objects in one process; the clock is the wall's.
 
-    python benchmarks/tiers.py [--prefix 30000] [--swap 8192] [--layers 4] [--rounds 300]
+    python benchmarks/tiers.py [--only host,disk,swap,steps] [--prefix 30000] [--swap 8192]
+                               [--layers 2] [--repeats 3] [--rounds 300]
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ import statistics
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
@@ -58,28 +63,75 @@ def first_token(engine: LocalEngine, prompt: list[int]) -> float:
     return time.perf_counter() - began
 
 
-def warm_hit(folder: Path, length: int, place: str) -> tuple[float, float, int]:
-    """Seconds to the first token of a prompt that was never seen, and when its pages lie in a tier;
-    tokens of it that were found there.
+class Warm(NamedTuple):
+    """Seconds to the first tokens of prompts never seen and of prompts whose pages lie in a tier;
+    tokens found of each of these, their bytes, and bytes a second that the place itself gives.
+    """
+
+    cold: list[float]
+    warm: list[float]
+    num_found: int
+    num_bytes: int
+    place_rate: float
+
+
+def warm_hits(folder: Path, length: int, place: str, repeats: int) -> Warm:
+    """Measures prompts that come again after another one has taken all pages of the device, which
+    then go out as the first one's come in.
     """
     pages = length // PAGE + 2
-    far = FarSizes(2 * pages, 0) if place == "host" else FarSizes(0, 2 * pages)
+    far = FarSizes(4 * pages, 0) if place == "host" else FarSizes(0, 4 * pages)
     engine = make_engine(folder, pages + 40, length + 64, far)
-    prompt, other = random_prompts(length, length, below=45)
-    cold = first_token(engine, prompt)
-    first_token(engine, other)  # takes the device's pages
-    request = engine.submit(prompt, greedy(1))
-    began = time.perf_counter()
-    while not engine.outcomes[request].token_ids:
-        engine.step()
-    warm = time.perf_counter() - began
+    prompts = random_prompts(*[length] * (repeats + 1), below=45)
+    cold, warm, found = [first_token(engine, prompts[0])], [], 0
+    for before, prompt in pairwise(prompts):
+        cold.append(first_token(engine, prompt))
+        request = engine.submit(before, greedy(1))
+        began = time.perf_counter()
+        while not engine.outcomes[request].token_ids:
+            engine.step()
+        warm.append(time.perf_counter() - began)
+        found = engine.outcomes[request].num_cached
+    assert engine.tiers is not None
+    size = found // PAGE * engine.tiers.unit_bytes[0]
+    rate = memory_rate(size) if place == "host" else disk_rate(size)
     engine.tiers.close()
-    return cold, warm, engine.outcomes[request].num_cached
+    return Warm(cold, warm, found, size, rate)
 
 
-def swapped(folder: Path, length: int, far: FarSizes | None) -> tuple[float, list[int], int]:
+def memory_rate(size: int) -> float:
+    """Bytes a second of copies in memory by one thread."""
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    began = time.perf_counter()
+    np.copyto(target, source)
+    return size / (time.perf_counter() - began)
+
+
+def disk_rate(size: int) -> float:
+    """Bytes a second of reads by one thread, 1 MiB at a time, of a file that was just written."""
+    piece = np.ones(1024**2, np.uint8)
+    with tempfile.TemporaryFile(buffering=0) as file:
+        for _ in range(size // piece.nbytes):
+            file.write(piece.data)
+        file.seek(0)
+        began, done = time.perf_counter(), 0
+        while got := file.readinto(piece.data):
+            done += got
+    return done / (time.perf_counter() - began)
+
+
+class Swapped(NamedTuple):
     """Seconds from where a preempted request can go on to its next token, its tokens, and how many
     preemptions left their state in a tier.
+    """
+
+    seconds: float
+    tokens: list[int]
+    num_swaps: int
+
+
+def swapped(folder: Path, length: int, far: FarSizes | None) -> Swapped:
+    """Measures a preempted request.
 
     It yields to one that grows, and loses its pages to another of its length.
     """
@@ -103,7 +155,7 @@ def swapped(folder: Path, length: int, far: FarSizes | None) -> tuple[float, lis
         pass
     if engine.tiers is not None:
         engine.tiers.close()
-    return seconds, engine.outcomes[victim].token_ids, engine.scheduler.counts.swaps
+    return Swapped(seconds, engine.outcomes[victim].token_ids, engine.scheduler.counts.swaps)
 
 
 def make_engine(folder: Path, blocks: int, context: int, far: FarSizes | None) -> LocalEngine:
@@ -162,36 +214,66 @@ def answer(plan: StepPlan) -> StepResult:
     return StepResult(plan.step, tokens, [], [], 0.01)
 
 
+def report_warm(folder: Path, length: int, place: str, repeats: int) -> None:
+    """Prints a row of the first table."""
+    found = warm_hits(folder, length, place, repeats)
+    cold, warm = statistics.median(found.cold), statistics.median(found.warm)
+    text = f"first token, {length} tokens, {found.num_found} found on {place}"
+    print(f"| {text} | {cold:.2f} s | {warm:.3f} s | {cold / warm:.0f} |")
+    rate, whole = found.num_bytes / warm / 1e9, found.place_rate / 1e9
+    seconds = ", ".join(f"{one:.3f}" for one in found.warm)
+    print(f"{seconds} s; {rate:.2f} GB/s of the {whole:.1f} of {place}, {rate / whole:.0%}")
+
+
+def report_swaps(folder: Path, length: int, repeats: int) -> None:
+    """Prints the rows of preempted requests, whose tokens must be the same with and without."""
+    pages = 4 * length // PAGE
+    places = {"": None, "host": FarSizes(pages, 0), "disk": FarSizes(0, pages)}
+    runs = {
+        name: [swapped(folder, length, far) for _ in range(repeats)] for name, far in places.items()
+    }
+    want = runs[""][0].tokens
+    slow = statistics.median(run.seconds for run in runs.pop(""))
+    for place, found in runs.items():
+        same = all(run.tokens == want and run.num_swaps for run in found)
+        assert same, "the swapped request differs, or was not swapped"
+        quick = statistics.median(run.seconds for run in found)
+        text = f"next token after a preemption at {length}, {place}"
+        print(f"| {text} | {slow:.2f} s | {quick:.3f} s | {slow / quick:.0f} |", flush=True)
+
+
+def report_steps(rounds: int) -> None:
+    """Prints the time of bookkeeping."""
+    for has_tiers in (False, True):
+        times = sorted(bookkeeping(rounds, has_tiers))
+        median, high = statistics.median(times), times[int(len(times) * 0.99)]
+        kind = "with tiers" if has_tiers else "without"
+        print(f"bookkeeping, {RUNNING} running, {kind}: median {median * 1e3:.2f} ms", end=", ")
+        print(f"99 % below {high * 1e3:.2f} ms", flush=True)
+
+
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="host,disk,swap,steps")
     parser.add_argument("--prefix", type=int, default=30_000)
     parser.add_argument("--swap", type=int, default=8192)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=300)
     asked = parser.parse_args()
+    parts = asked.only.split(",")
     print("| question | computed anew | from the tier | ratio |\n| --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_model(folder, asked.layers, max(asked.prefix, asked.swap) + 1024)
         for place in ("host", "disk"):
-            cold, warm, found = warm_hit(folder, asked.prefix, place)
-            text = f"first token, {asked.prefix} tokens, {found} found on {place}"
-            print(f"| {text} | {cold:.2f} s | {warm:.3f} s | {cold / warm:.0f} |", flush=True)
-        slow, want, _ = swapped(folder, asked.swap, None)
-        for place in ("host", "disk"):
-            pages = 4 * asked.swap // PAGE
-            far = FarSizes(pages, 0) if place == "host" else FarSizes(0, pages)
-            quick, tokens, swaps = swapped(folder, asked.swap, far)
-            assert tokens == want and swaps, "the swapped request differs, or was not swapped"
-            text = f"next token after a preemption at {asked.swap}, {place}"
-            print(f"| {text} | {slow:.2f} s | {quick:.3f} s | {slow / quick:.0f} |", flush=True)
-    for has_tiers in (False, True):
-        times = sorted(bookkeeping(asked.rounds, has_tiers))
-        median, high = statistics.median(times), times[int(len(times) * 0.99)]
-        kind = "with tiers" if has_tiers else "without"
-        print(f"bookkeeping, {RUNNING} running, {kind}: median {median * 1e3:.2f} ms", end=", ")
-        print(f"99 % below {high * 1e3:.2f} ms", flush=True)
+            if place in parts:
+                report_warm(folder, asked.prefix, place, asked.repeats)
+        if "swap" in parts:
+            report_swaps(folder, asked.swap, asked.repeats)
+    if "steps" in parts:
+        report_steps(asked.rounds)
 
 
 if __name__ == "__main__":

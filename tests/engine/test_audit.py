@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from firstlight.cache.cache_group import CacheUsage
+from firstlight.cache.far_pool import FarSizes
 from firstlight.engine.audit import Audit
 from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import cache_needs, plan_caches
@@ -64,7 +66,15 @@ def serve(engine: LocalEngine, audit: Audit) -> None:
     """Runs all steps and tells the audit of them as a rank would."""
     while (plan := engine.scheduler.schedule()) is not None:
         result = engine.runner.run(plan)
-        done = StepDone(0, result, 0, 0, encoder_bytes=engine.runner.encoder_bytes)
+        done = StepDone(
+            0,
+            result,
+            0,
+            0,
+            activation_bytes=1,
+            encoder_bytes=engine.runner.encoder_bytes,
+            tier_host_bytes=0 if engine.tiers is None else engine.tiers.host_bytes,
+        )
         audit.step(plan, [done], engine.cache.usage)
         engine.scheduler.update(result)
 
@@ -116,6 +126,19 @@ def test_resident_memory_is_what_is_held_and_written_and_what_a_step_takes() -> 
     assert activations and found["activations/0"].measured == MIB
     assert found["resident/0"].planned == rest + written + activations
     assert found["framework/0"].measured == HOST_FRAMEWORK_BYTES - written
+
+
+def test_the_host_tier_takes_what_is_planned(tmp_path: Path) -> None:
+    sizes = (FarSizes(4, 0), FarSizes(40, 20))
+    shape = EngineShape(num_blocks=12, num_slots=4, far=sizes, tier_folder=str(tmp_path))
+    engine = LocalEngine(MINIATURE, shape)
+    audit = audit_of(engine.spec)
+    for token in range(5, 9):
+        engine.submit([token] * 100, greedy(1))
+    serve(engine, audit)
+    (compared,) = (one for one in audit.compared if one.component == "tier_host/0")
+    assert compared.planned == compared.measured == engine.tiers.host_bytes > 0
+    engine.tiers.close()
 
 
 def sized(usage: CacheUsage) -> CacheUsage:

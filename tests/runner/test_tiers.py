@@ -3,6 +3,7 @@ ones, and what happens when a tier fails.
 """
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from firstlight.cache.far_pool import FarSizes
-from firstlight.runner import tier_store
+from firstlight.runner import disk_tier, far_reader, tier_store, unit_places, write_behind
 from firstlight.runner.host_tier import HostTier
 from firstlight.schedule.scheduler import LOST_AGAIN
 from local_engine import EngineShape, LocalEngine, greedy, random_prompts
@@ -193,7 +194,6 @@ def test_a_disk_that_takes_no_more(small: Model, tmp_path: Path, monkeypatch: An
 
 
 def test_a_disk_that_does_not_keep_up(small: Model, tmp_path: Path, monkeypatch: Any) -> None:
-    engine = small.tiered(tmp_path, FarSizes(0, 60))
     write = os.pwritev
 
     def slow(*arguments: Any) -> int:
@@ -201,8 +201,10 @@ def test_a_disk_that_does_not_keep_up(small: Model, tmp_path: Path, monkeypatch:
         return write(*arguments)
 
     monkeypatch.setattr(os, "pwritev", slow)
-    monkeypatch.setattr(tier_store, "WRITE_SECONDS", 0.001)
-    monkeypatch.setattr(tier_store, "BEHIND_BYTES", 1)
+    monkeypatch.setattr(write_behind, "WRITE_SECONDS", 0.001)
+    monkeypatch.setattr(unit_places, "PIECE_BYTES", 1)
+    monkeypatch.setattr(tier_store, "STAGING_BYTES", 1)
+    engine = small.tiered(tmp_path, FarSizes(0, 60))
     assert tokens(engine.run(PROMPTS, greedy(20))) == small.want(PROMPTS, 20)
     assert engine.scheduler.counts.lost_units > 0
     engine.tiers.close()
@@ -236,4 +238,30 @@ def test_a_slow_disk_holds_up_none_but_those_who_wait(
     monkeypatch.setattr(os, "preadv", slow)
     assert tokens(engine.run(PROMPTS, greedy(20))) == want
     assert engine.scheduler.counts.late_fetches > 0
+    engine.tiers.close()
+
+
+def test_a_disk_that_hangs_ends_who_needs_it_and_no_other(
+    small: Model, tmp_path: Path, monkeypatch: Any
+) -> None:
+    engine = small.tiered(tmp_path, FarSizes(0, 60), num_blocks=20)
+    long = engine.submit(LONG[0], greedy(9))
+    for _ in range(20):
+        engine.step()
+    read, answers = os.preadv, threading.Event()
+
+    def hang(*arguments: Any) -> int:
+        answers.wait(60)
+        return read(*arguments)
+
+    monkeypatch.setattr(os, "preadv", hang)
+    monkeypatch.setattr(disk_tier, "OVERDUE_SECONDS", 0.2)
+    monkeypatch.setattr(far_reader, "LOOK_SECONDS", 0.05)
+    short = engine.submit(LONG[1], greedy(9))
+    while engine.step():
+        engine.scheduler.check_integrity()
+    assert engine.outcomes[long].error == LOST_AGAIN
+    assert engine.outcomes[short].token_ids == small.want(LONG, 9)[1]
+    answers.set()  # what comes too late is of no consequence
+    assert tokens(engine.run(LONG, greedy(9))) == small.want(LONG, 9)
     engine.tiers.close()

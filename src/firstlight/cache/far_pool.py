@@ -36,7 +36,8 @@ class FarUsage(NamedTuple):
     """Units of one group in one place: usable = held + cached (findable, held by nobody) + empty.
 
     Since the start: `hits` were found for requests, `stored` were written, `dropped` were findable
-    and given up for others, `lost` could not be written or read.
+    and given up for others, `lost` could not be written or read. `touched` units, those of
+    the lowest numbers, ever held anything.
     """
 
     place: str
@@ -48,6 +49,7 @@ class FarUsage(NamedTuple):
     stored: int
     dropped: int
     lost: int
+    touched: int = 0
 
 
 class Place:
@@ -56,7 +58,7 @@ class Place:
     def __init__(self, name: str, first: int, size: int) -> None:
         self.name, self.first, self.size = name, first, size
         self.pool = BlockPool(size + 1)  # its block 0 stands for no unit
-        self.num_cached = 0
+        self.num_cached = self.num_touched = 0
         self.events: Counter[str] = Counter()
 
     def local(self, unit: int) -> int:
@@ -73,6 +75,7 @@ class Place:
             cached=self.num_cached,
             empty=free - self.num_cached,
             **{name: events[name] for name in ("hits", "stored", "dropped", "lost")},
+            touched=self.num_touched,
         )
 
 
@@ -227,6 +230,7 @@ class FarPool:
 
     def _take_from(self, place: Place, level: int) -> int:
         unit = place.pool.acquire() + place.first - 1
+        place.num_touched = max(place.num_touched, place.local(unit))
         place.events["stored"] += 1
         key = self._index.key_of(unit)
         if key is not None:

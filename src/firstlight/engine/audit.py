@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from firstlight.cache.cache_group import RECURRENT, CacheUsage
+from firstlight.cache.far_pool import HOST
 from firstlight.engine.settings import EngineSettings
 from firstlight.engine.sizing import CachePlan
 from firstlight.engine.step_images import StepImage, StepImages
@@ -34,6 +35,7 @@ from firstlight.planning.work import model_work
 from firstlight.runner.protocol import CachesAllocated, RankLoaded, StepDone
 from firstlight.schedule.step import StepPlan
 from firstlight.sharding.layout import Layout
+from firstlight.sharding.tier_pieces import slab_bytes
 
 
 class Audit:
@@ -125,14 +127,23 @@ class Audit:
             self._keep_images(encoded, done)
         if not (done[0].activation_bytes or done[0].step_peak_bytes):
             return
-        planned = self._step_bytes(plan, encoded)
+        planned, counted = self._step_bytes(plan, encoded), usage()
+        self._note_tiers(counted, done)
         if self._on_host:
-            self._touched = max(self._touched, _touched(usage()))
+            self._touched = max(self._touched, _touched(counted))
         for report in done:
             if report.activation_bytes:
                 self._note(f"activations/{report.rank}", planned, report.activation_bytes)
             if self._on_host:
                 self._note_resident(report, planned)
+
+    def _note_tiers(self, usage: CacheUsage, done: Sequence[StepDone]) -> None:
+        places = [(one, group.unit_bytes) for group in usage.groups for one in group.far]
+        host = [(one, size) for one, size in places if one.place == HOST]
+        planned = sum(slab_bytes(one.touched, one.usable, size) for one, size in host)
+        for report in done:
+            if planned or report.tier_host_bytes:
+                self._note(f"tier_host/{report.rank}", planned, report.tier_host_bytes)
 
     def _step_bytes(self, plan: StepPlan, encoded: Sequence[StepImage]) -> int:
         shape = StepShape(
@@ -156,8 +167,9 @@ class Audit:
                 self._note(f"encoder/{report.rank}", planned, report.encoder_bytes)
 
     def _note_resident(self, report: StepDone, planned: int) -> None:
-        beside = self._held.get(report.rank, 0) + self._touched
-        self._note_framework(report.rank, report.resident_bytes, touched=self._touched)
+        touched = self._touched + report.tier_staging_bytes
+        beside = self._held.get(report.rank, 0) + touched
+        self._note_framework(report.rank, report.resident_bytes, touched=touched)
         if report.step_peak_bytes:
             whole = self._framework + beside + planned
             self._note(f"resident/{report.rank}", whole, report.step_peak_bytes)
@@ -194,8 +206,12 @@ class Audit:
 
 
 def _touched(usage: CacheUsage) -> int:
-    """Bytes of blocks and slots that were written: caches are given memory as they are used."""
-    return sum((group.used + group.cached) * group.unit_bytes for group in usage.groups)
+    """Bytes of blocks and slots that were written, in the host tier too: caches are given memory as
+    they are used.
+    """
+    near = sum((group.used + group.cached) * group.unit_bytes for group in usage.groups)
+    pairs = [(one, group.unit_bytes) for group in usage.groups for one in group.far]
+    return near + sum(one.touched * size for one, size in pairs if one.place == HOST)
 
 
 def _native_operations(kernels: Sequence[str]) -> Iterator[str]:

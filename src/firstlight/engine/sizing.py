@@ -24,6 +24,7 @@ from firstlight.planning.tier_sizing import (
 )
 from firstlight.settings.tiers import TierSettings, parse_tiers
 from firstlight.sharding.state_spec import StateSpec, cached_token_bytes
+from firstlight.sharding.tier_pieces import most_staging_bytes
 from firstlight.units import format_bytes
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -158,10 +159,12 @@ def cache_needs(settings: EngineSettings, spec: ModelSpec) -> CacheNeeds:
 
 def left_for_caches(available: int, needs: CacheNeeds, tiers: TierSettings, *, owned: bool) -> int:
     """Returns what is left of a rank's memory for its caches when its tiers have theirs: what they
-    take on the device, and the host tier too where the device's memory is the host's (not `owned`).
+    take on the device, and where the device's memory is the host's (not `owned`) the host tier and
+    what goes to and from the disk, too.
     """
     sizes = plan_tiers(needs.states, needs.unit_bytes, tiers)
-    host = 0 if owned else tiers.host_bytes
+    staging = most_staging_bytes(needs.unit_bytes) if tiers.disk_bytes else 0
+    host = 0 if owned else tiers.host_bytes + staging
     return max(0, available - host - tier_device_bytes(needs.states, sizes, needs.cut))
 
 

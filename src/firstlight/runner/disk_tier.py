@@ -5,7 +5,10 @@ removed at the end, and those of processes that are gone when the next one start
 """
 
 import os
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,12 @@ from firstlight.runner.tier_files import (
     this_process,
 )
 from firstlight.runner.unit_bytes import Row
+from firstlight.schedule.incoming import OVERDUE_SECONDS
 from firstlight.units import format_bytes
+
+# Buffers that the system takes in one call, and bytes after which a call must show a sign of life.
+MOST_ROWS = 512
+MOST_AT_ONCE = 8 * 1024**2
 
 
 class DiskTier:
@@ -37,6 +45,7 @@ class DiskTier:
         owner = self._header.owner
         name = PATTERN.replace("*", f"{owner.host}-{owner.pid}-rank{layout.get('rank', 0)}")
         self.path = folder / name
+        self._heard: dict[int, float] = {}  # when the call of a thread last got on
         try:
             folder.mkdir(parents=True, exist_ok=True)
             require_room(folder, size)
@@ -56,22 +65,58 @@ class DiskTier:
             ) from error
         check_header(self.path, layout)
 
-    def write(self, offset: int, row: Row) -> None:
-        """Writes a row at an offset behind the header. Raises OSError."""
-        data = row.data
-        done = 0
-        while done < data.nbytes:
-            done += os.pwritev(self._descriptor, [data[done:]], HEADER_BYTES + offset + done)
+    def write(self, offset: int, rows: Sequence[Row]) -> None:
+        """Writes rows one behind the other from an offset behind the header. Raises OSError."""
+        left = [row.data for row in rows]
+        with self._signs() as sign:
+            while left:
+                done = os.pwritev(self._descriptor, _front(left), HEADER_BYTES + offset)
+                offset += done
+                left = _behind(left, done)
+                sign()
 
-    def read(self, offset: int, row: Row) -> None:
-        """Fills a row from an offset behind the header. Raises OSError."""
-        data = row.data
-        done = 0
-        while done < data.nbytes:
-            got = os.preadv(self._descriptor, [data[done:]], HEADER_BYTES + offset + done)
-            if got == 0:
-                raise OSError(f"{self.path} is shorter than it was made")
-            done += got
+    def read(self, offset: int, rows: Sequence[Row]) -> None:
+        """Fills rows, one behind the other, from an offset behind the header. Raises OSError."""
+        left = [row.data for row in rows]
+        with self._signs() as sign:
+            while left:
+                done = os.preadv(self._descriptor, _front(left), HEADER_BYTES + offset)
+                if done == 0:
+                    raise OSError(f"{self.path} is shorter than it was made")
+                offset += done
+                left = _behind(left, done)
+                sign()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether some call has got nothing done for OVERDUE_SECONDS."""
+        oldest = min(list(self._heard.values()), default=None)
+        return oldest is not None and time.monotonic() - oldest > OVERDUE_SECONDS
+
+    @property
+    def silence(self) -> str:
+        """What to say of a silent disk."""
+        return f"{self.path} has given no sign for {OVERDUE_SECONDS:.0f} s"
+
+    def require_signs(self) -> None:
+        """Raises OSError while the disk is silent: another call would only hang too."""
+        if self.is_silent:
+            raise OSError(self.silence)
+
+    @contextmanager
+    def _signs(self) -> Iterator[Callable[[], None]]:
+        """Notes a call, and with what it yields that the call gets on."""
+        self.require_signs()
+        thread = threading.get_ident()
+
+        def sign() -> None:
+            self._heard[thread] = time.monotonic()
+
+        sign()
+        try:
+            yield sign
+        finally:
+            del self._heard[thread]
 
     def close(self) -> None:
         """Gives file and space back; once is enough, more does no harm."""
@@ -79,3 +124,25 @@ class DiskTier:
             os.close(self._descriptor)
             self._descriptor = -1
             self.path.unlink(missing_ok=True)
+
+
+def _front(buffers: Sequence[memoryview]) -> list[memoryview]:
+    """As much of buffers as one call is given."""
+    taken: list[memoryview] = []
+    room = MOST_AT_ONCE
+    for buffer in buffers[:MOST_ROWS]:
+        taken.append(buffer[:room])
+        room -= taken[-1].nbytes
+        if not room:
+            break
+    return taken
+
+
+def _behind(buffers: Sequence[memoryview], done: int) -> list[memoryview]:
+    """What is left of buffers after so many bytes."""
+    left: list[memoryview] = []
+    for buffer in buffers:
+        if done < buffer.nbytes:
+            left.append(buffer[done:])
+        done = max(0, done - buffer.nbytes)
+    return left

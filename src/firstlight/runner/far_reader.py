@@ -3,8 +3,10 @@
 Knows no attention: a layer asks for pages by number and is given staging buffers to read them into.
 """
 
-from collections.abc import Sequence
-from concurrent.futures import Future
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,18 +19,68 @@ from firstlight.sharding.attention_pattern import CHOSEN_TOKENS, SEGMENT_TOKENS
 NOT_A_NUMBER = float("nan")
 # Pages that one task reads.
 PER_TASK = 16
+# How often a step that waits looks whether the disk gives signs of life.
+LOOK_SECONDS = 0.5
 
 
-class TasksPending:
+@dataclass
+class FarPart:
+    """Pages of one layer, read by one task to `places` of staging buffers.
+
+    Once it is dropped the task writes nothing: what it sees is decided under `lock`.
+    """
+
+    layer: int
+    pages: Sequence[int]
+    places: Sequence[int]
+    into: Sequence[Tensor]
+    is_dropped: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @torch.inference_mode()
+    def put(self, index: int, data: Row | None) -> bool:
+        """Fills the place of a page, with NaN without data; False when nobody wants it."""
+        with self.lock:
+            if self.is_dropped:
+                return False
+            if data is not None:
+                fill_tensors(self._target(index), data)
+            else:
+                _fill_with_nan(self._target(index))
+            return True
+
+    @torch.inference_mode()
+    def drop(self) -> None:
+        """From its return on nothing is written: all of its pages are NaN."""
+        with self.lock:
+            self.is_dropped = True
+            for index in range(len(self.pages)):
+                _fill_with_nan(self._target(index))
+
+    def _target(self, index: int) -> list[Tensor]:
+        return [tensor[self.places[index]] for tensor in self.into]
+
+
+class PartsPending:
     """Pages that threads are bringing."""
 
-    def __init__(self, tasks: Sequence[Future[None]]) -> None:
-        self._tasks = tasks
+    def __init__(self, reader: "FarReader", tasks: Mapping[Future[None], FarPart]) -> None:
+        self._reader, self._tasks = reader, tasks
 
     def wait(self) -> None:
-        """Returns when all of them are there."""
-        for task in self._tasks:
-            task.result()
+        """Returns when all of them are there, or when nobody is to wait for the disk any more:
+        pages that it has not given then are lost.
+        """
+        left = set(self._tasks)
+        while left:
+            done, left = wait(left, timeout=LOOK_SECONDS)
+            for task in done:
+                task.result()
+            if left and self._reader.is_silent:
+                for task in left:
+                    task.cancel()
+                    self._reader.give_up(self._tasks[task])
+                return
 
 
 class FarReader:
@@ -71,27 +123,41 @@ class FarReader:
             self._staging[shape] = (first, second)
         return self._staging[shape]
 
-    def fetch(self, layer: int, pages: Sequence[int], into: Sequence[Tensor]) -> TasksPending:
+    @property
+    def is_silent(self) -> bool:
+        """Whether nobody is to wait for the disk any more."""
+        return self._store.is_silent
+
+    def fetch(self, layer: int, pages: Sequence[int], into: Sequence[Tensor]) -> PartsPending:
         """Starts to copy far pages to the first places of `into`; one that cannot be had becomes
         NaN and is reported with the step.
         """
-        parts = [pages[i : i + PER_TASK] for i in range(0, len(pages), PER_TASK)]
-        return TasksPending(
-            [
-                self._store.submit(self._read, layer, part, [t[i * PER_TASK :] for t in into])
-                for i, part in enumerate(parts)
-            ]
-        )
+        by_place: dict[str, list[int]] = {}
+        for index, page in enumerate(pages):
+            by_place.setdefault(self._store.place(self._group, page), []).append(index)
+        tasks: dict[Future[None], FarPart] = {}
+        for place, indexes in by_place.items():
+            for first in range(0, len(indexes), PER_TASK):
+                some = indexes[first : first + PER_TASK]
+                part = FarPart(layer, [pages[index] for index in some], some, into)
+                tasks[self._store.submit(place, self._read, part)] = part
+        return PartsPending(self, tasks)
 
-    @torch.inference_mode()
-    def _read(self, layer: int, pages: Sequence[int], into: Sequence[Tensor]) -> None:
-        buffer: Row = np.empty(self._store.layer_bytes(self._group, layer), np.uint8)
-        for place, page in enumerate(pages):
-            targets = [tensor[place] for tensor in into]
-            data = self._store.read_layer(self._group, page, layer, buffer)
-            if data is not None:
-                fill_tensors(targets, data)
-                continue
-            for target in targets:
-                if target.is_floating_point():
-                    target.fill_(NOT_A_NUMBER)
+    def give_up(self, part: FarPart) -> None:
+        """Reports the pages of a part as lost, and leaves NaN where they were to be."""
+        part.drop()
+        for page in part.pages:
+            self._store.lose(self._group, page, "it has given no sign for too long")
+
+    def _read(self, part: FarPart) -> None:
+        buffer: Row = np.empty(self._store.layer_bytes(self._group, part.layer), np.uint8)
+        for index, page in enumerate(part.pages):
+            data = self._store.read_layer(self._group, page, part.layer, buffer)
+            if not part.put(index, data):
+                return
+
+
+def _fill_with_nan(targets: Sequence[Tensor]) -> None:
+    for target in targets:
+        if target.is_floating_point():
+            target.fill_(NOT_A_NUMBER)

@@ -9,10 +9,8 @@ import torch
 
 from firstlight.errors import EnvironmentProblem
 from firstlight.runner.unit_bytes import Row
+from firstlight.sharding.tier_pieces import rows_per_slab
 from firstlight.units import format_bytes
-
-# Memory is taken in pieces of about so many bytes.
-SLAB_BYTES = 32 * 1024**2
 
 Allocate = Callable[[int, int, bool], Row]
 
@@ -36,7 +34,7 @@ class HostTier:
     ) -> None:
         self.num_rows, self._row_bytes = num_rows, row_bytes
         self._pinned, self._allocate = pinned, allocate
-        self._per_slab = max(1, SLAB_BYTES // max(1, row_bytes))
+        self._per_slab = rows_per_slab(row_bytes)
         self._slabs: dict[int, Row] = {}
 
     @property

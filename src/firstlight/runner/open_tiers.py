@@ -11,8 +11,9 @@ from firstlight.runner.disk_tier import DiskTier
 from firstlight.runner.far_reader import FarReader
 from firstlight.runner.host_tier import HostTier
 from firstlight.runner.protocol import AllocateCaches, RankSettings
-from firstlight.runner.tier_store import GroupPlaces, TierStore
+from firstlight.runner.tier_store import TierStore
 from firstlight.runner.unit_bytes import GroupUnits
+from firstlight.runner.unit_places import GroupPlaces
 
 
 def open_tiers(

@@ -140,7 +140,8 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     """A rank's answer to a step, with its resident and peak memory.
 
     What was not measured in this step is 0: `activation_bytes` its tensors took above what is held
-    between steps, `step_peak_bytes` the process held at most. `encoder_bytes` are kept of images.
+    between steps, `step_peak_bytes` the process held at most. `encoder_bytes` are kept of images,
+    `tier_host_bytes` taken for the host tier, `tier_staging_bytes` for what goes to disk or comes.
     """
 
     rank: int
@@ -150,6 +151,8 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     activation_bytes: int = 0
     step_peak_bytes: int = 0
     encoder_bytes: int = 0
+    tier_host_bytes: int = 0
+    tier_staging_bytes: int = 0
     traffic: WeightTraffic | None = None
 
 

@@ -316,6 +316,8 @@ class Rank:
                 activation_bytes=measured.tensor_bytes,
                 step_peak_bytes=measured.peak_bytes,
                 encoder_bytes=self._runner.encoder_bytes,
+                tier_host_bytes=self._tiers.host_bytes if self._tiers else 0,
+                tier_staging_bytes=self._tiers.staging_bytes if self._tiers else 0,
                 traffic=self._residency.take_traffic() if self._residency else None,
             )
         )
