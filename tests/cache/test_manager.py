@@ -59,7 +59,7 @@ def test_shared_blocks_are_the_same_in_every_group_and_new_ones_are_not() -> Non
     [
         {"salt": "s"},
         {"media": (MediaItem(first=0, count=2, digest="a", grid=(1, 2, 2), patches=b""),)},
-        {"may_reuse": False},
+        {"most_reused": 3},
     ],
 )
 def test_nothing_is_reused_across(changes: dict[str, Any]) -> None:

@@ -88,6 +88,21 @@ def test_the_last_running_request_yields_and_gives_the_same_output(make_service:
     assert finished == [FinishReason.LENGTH, FinishReason.LENGTH]
 
 
+def test_who_scores_its_prompt_is_swapped_and_goes_on_where_it_was(make_service: Any) -> None:
+    service = make_service(num_blocks=9, tiers={"host": 20, "disk": 0})
+    old = service.add(prompt(10, 1), max_tokens=20)
+    young = service.add(prompt(10, 2), max_tokens=20, prompt_logprobs=1)
+    service.step(), service.step()
+    yielding = service.request(young)
+    service.run()
+    counts = service.scheduler.counts
+    assert yielding.num_preemptions == counts.swaps > 0
+    assert counts.computed_tokens == 2 * (10 + 20 - 1), "no token was computed twice"
+    scores = [part for update in service.updates[young] if (part := update.prompt_logprobs)]
+    assert sum(len(part.tokens) for part in scores) == 10 - 1
+    assert service.output(young) == service.expected(young)
+
+
 def test_who_yields_after_being_planned_is_taken_out_of_the_plan(make_service: Any) -> None:
     service = make_service(num_blocks=20, chunk_tokens=1)
     talking = [service.add(prompt(2, family), max_tokens=40) for family in (1, 2)]
@@ -236,3 +251,24 @@ def test_check_integrity_finds_damage(make_service: Any, damage: str) -> None:
         service.cache.release(request)
     with pytest.raises(AssertionError):
         scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("model", ["paged", "hybrid"])
+def test_others_advance_beside_a_request_longer_than_the_device(
+    make_service: Any, model: str
+) -> None:
+    far = {"host": 8, "disk": 80}
+    service = make_service(
+        num_blocks=25, tiers=far, model=model, context_length=300, chunk_tokens=8
+    )
+    long = service.add(prompt(240, 1), max_tokens=8)
+    service.step()
+    others = [service.add(prompt(9, n), max_tokens=6) for n in (2, 3)]
+    while not all(service.updates[one] and service.updates[one][-1].finish for one in others):
+        before = service.request(long).num_computed
+        service.step()
+        assert service.request(long).num_computed > before, "the oldest always advances"
+    assert not service.output(long), "others ended while the long prompt was computed"
+    service.run()
+    for one in (long, *others):
+        assert service.output(one) == service.expected(one)

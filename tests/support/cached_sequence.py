@@ -15,7 +15,7 @@ class Sequence:
     prefix_chain: PrefixChain | None = None
     salt: str = ""
     media: tuple[MediaSpan, ...] = ()
-    may_reuse: bool = True
+    most_reused: int = 2**40
     expects_reuse: bool = False
     num_prompt: int = field(init=False)
 

@@ -26,8 +26,10 @@ class CacheableRequest(Protocol):
         ...
 
     @property
-    def may_reuse(self) -> bool:
-        """False when every token must be computed, as for prompt log-probabilities."""
+    def most_reused(self) -> int:
+        """Tokens, from the first on, that may be found instead of computed; all known ones but
+        where computing them gives more than state, as for prompt log-probabilities.
+        """
         ...
 
     @property

@@ -17,6 +17,11 @@ def most_shared(num_usable: int) -> int:
     return max(1, num_usable - 1)
 
 
+def num_spared(num_usable: int) -> int:
+    """Blocks that a request longer than a device of so many leaves to others that wait."""
+    return num_usable // 4
+
+
 class FoundBlocks(NamedTuple):
     """Where blocks of a group can be found: on the device, one of `num_usable`, and beyond it."""
 

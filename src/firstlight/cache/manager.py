@@ -14,14 +14,12 @@ from firstlight.cache.paged_group import PagedGroup
 from firstlight.cache.prefix_index import PrefixChain, PrefixKey, PrefixScope
 from firstlight.cache.recurrent_group import RecurrentGroup
 from firstlight.cache.snapshot_planner import SnapshotPlanner
-from firstlight.cache.tiers import Tiers
+from firstlight.cache.tiers import Spilling, Tiers
 from firstlight.errors import UsageError
 from firstlight.sharding.state_spec import StateSpec
 
 # Of a cache that holds any length: more than a request can have.
 UNBOUNDED_BLOCKS = 2**40
-# A request that outgrows the device moves at least this part of the device's blocks out at once.
-SPILLED_SHARE = 8
 
 
 def distinct_specs(specs: Iterable[StateSpec | None]) -> list[StateSpec]:
@@ -119,10 +117,8 @@ class CacheManager:
 
         `near` leaves out what lies outside the device.
         """
-        if not request.may_reuse:
-            return 0
-        chain = self._chain(request)
-        num_tokens = (len(request.token_ids) - 1) // self.block_size * self.block_size
+        chain, most = self._chain(request), _most_found(request)
+        num_tokens = most // self.block_size * self.block_size
         # A group may hold state at single positions only, so all are asked again until nobody
         # objects. The number falls with each round, and 0 suits everybody. Pages come first: they
         # often end early, and then no key of the tokens behind has to be made.
@@ -210,9 +206,14 @@ class CacheManager:
         written = request.num_computed % self.block_size
         return self._near_blocks * self.block_size - written
 
-    def spill(self, request: CacheableRequest, num_tokens: int) -> bool:
+    def outgrows_device(self, request: CacheableRequest) -> bool:
+        """Whether its known tokens are more than the device holds, beside the next one."""
+        return len(request.token_ids) >= self._near_blocks * self.block_size
+
+    def spill(self, request: CacheableRequest, num_tokens: int, *, spares: bool = False) -> bool:
         """Makes room for the request to hold `num_tokens` by moving its oldest blocks out of the
-        device; False when that does not help. Nobody else may hold anything.
+        device, and with `spares` the part of it that is left to others; False if that is not
+        enough for its own.
         """
         if not self.tiers.exist:
             return False
@@ -220,16 +221,8 @@ class CacheManager:
             self._start(request, request.num_computed)
         holding, chain = self._holdings[request.request_id], self._chain(request)
         needed = blocks_for(num_tokens - holding.capacity, self.block_size)
-        for index, group in self._paged.items():
-            first = group.num_far(request.request_id)
-            wanted = max(needed - group.num_free, group.num_usable // SPILLED_SHARE)
-            last = min(holding.num_committed, first + wanted)
-            if needed > group.num_free and group.far is not None:
-                if group.far.num_free < wanted:
-                    self.tiers.drop_all()
-                moved = group.spill(request.request_id, chain, range(first, last))
-                self.tiers.note_moved(request.request_id, [(index, *one) for one in moved])
-        return all(needed <= group.num_free for group in self._paged.values())
+        asked = Spilling(needed, holding.num_committed, spares)
+        return self.tiers.spill(request.request_id, chain, asked)
 
     def take_restores(self) -> list[SlotCopy]:
         """Copies that requests started since the last call need before their first token.
@@ -370,7 +363,7 @@ class CacheManager:
     def _resumable(self, request: CacheableRequest) -> int:
         """Tokens behind which a parked request can go on: all its full blocks must be found."""
         parked = self.tiers.parked(request.request_id)
-        if parked is None or parked.num_tokens >= len(request.token_ids):
+        if parked is None or parked.num_tokens > _most_found(request):
             return 0
         full = parked.num_tokens // self.block_size * self.block_size
         chain, paged = self._chain(request), self._paged.values()
@@ -379,8 +372,8 @@ class CacheManager:
 
     def _count_found(self, request: CacheableRequest, chain: PrefixChain) -> None:
         """Counts what each group alone could have given a request that starts."""
-        if request.may_reuse:
-            most = (len(request.token_ids) - 1) // self.block_size * self.block_size
+        most = _most_found(request) // self.block_size * self.block_size
+        if most:
             self._asked_tokens += most
             for index, group in enumerate(self._groups):
                 self._found_tokens[index] += group.reusable_tokens(chain, most)
@@ -396,3 +389,7 @@ class CacheManager:
             scope = PrefixScope(self._model_digest, self.block_size, request.salt)
             request.prefix_chain = PrefixChain(scope, request.token_ids, request.media)
         return request.prefix_chain
+
+
+def _most_found(request: CacheableRequest) -> int:
+    return min(len(request.token_ids) - 1, request.most_reused)

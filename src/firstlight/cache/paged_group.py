@@ -12,7 +12,7 @@ from firstlight.cache.block_pool import NULL_BLOCK, BlockPool
 from firstlight.cache.block_table import Table
 from firstlight.cache.cache_group import GroupUsage, count_units
 from firstlight.cache.far_pool import FarPool
-from firstlight.cache.far_prefix import FoundBlocks
+from firstlight.cache.far_prefix import FoundBlocks, num_spared
 from firstlight.cache.idle_times import IdleTimes
 from firstlight.cache.prefix_index import PrefixChain, PrefixIndex, PrefixKey
 from firstlight.sharding.state_spec import StateSpec
@@ -162,9 +162,13 @@ class PagedGroup:
 
     def growth(self, request_id: str, num_blocks: int) -> int:
         """Blocks to be taken at once to grow by `num_blocks`, chunk by chunk."""
-        if self.most_held is None:
-            return num_blocks
         table = self._tables[request_id]
+        if self.most_held is None:
+            is_long = len(table.blocks) + num_blocks > self.num_usable
+            if not is_long or self.far is None or self._window is not None:
+                return num_blocks
+            most = self.num_usable - num_spared(self.num_usable)
+            return min(num_blocks, max(0, most - len(table.blocks) + table.num_far))
         return max(0, min(num_blocks, self.most_held - len(table.held)))
 
     def start(

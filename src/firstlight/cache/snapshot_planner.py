@@ -67,11 +67,9 @@ class SnapshotPlanner:
 
     def points(self, request: CacheableRequest, chain: PrefixChain) -> SnapshotPoints:
         """Where the state of a request that starts behind its computed tokens is to be kept."""
-        branch = 0
-        if request.may_reuse:
-            branch = len(request.token_ids) - 1
-            for group in self._paged.values():
-                branch = group.reusable_tokens(chain, branch)
+        branch = min(len(request.token_ids) - 1, request.most_reused)
+        for group in self._paged.values():
+            branch = group.reusable_tokens(chain, branch)
         return make_points(
             request.num_prompt,
             block_size=self._block_size,

@@ -10,9 +10,23 @@ from typing import NamedTuple
 
 from firstlight.cache.cache_group import CacheGroup
 from firstlight.cache.far_pool import FarPool, FarSizes, UnitMove
+from firstlight.cache.far_prefix import num_spared
 from firstlight.cache.paged_group import PagedGroup
 from firstlight.cache.prefix_index import PrefixChain
 from firstlight.cache.recurrent_group import RecurrentGroup
+
+# A request that outgrows the device moves at least this part of the device's blocks out at once.
+SPILLED_SHARE = 8
+
+
+class Spilling(NamedTuple):
+    """Blocks that a request needs, those of it that are full and clean, and whether the part of the
+    device that is left to others is to be free beside them.
+    """
+
+    num_needed: int
+    num_committed: int
+    spares: bool
 
 
 class Parked(NamedTuple):
@@ -148,6 +162,25 @@ class Tiers:
         waiting = held.arrivals.requests
         users = held.far_users(unit) if isinstance(held, PagedGroup) else set()
         return users | {key for key in waiting if unit in {a.unit for a in held.arrivals.of(key)}}
+
+    def spill(self, request_id: str, chain: PrefixChain, asked: Spilling) -> bool:
+        """Moves the oldest blocks of a request out of the device as `asked`; False when what it
+        needs is not free then.
+        """
+        paged = {i: one for i, one in enumerate(self._groups) if isinstance(one, PagedGroup)}
+        for index, group in paged.items():
+            spared = num_spared(group.num_usable) if asked.spares else 0
+            missing = min(max(0, asked.num_needed) + spared, group.num_usable) - group.num_free
+            if missing <= 0 or group.far is None:
+                continue
+            first = group.num_far(request_id)
+            wanted = max(missing, group.num_usable // SPILLED_SHARE)
+            if asked.num_needed > group.num_free and group.far.num_free < wanted:
+                self.drop_all()
+            blocks = range(first, min(asked.num_committed, first + wanted))
+            moved = group.spill(request_id, chain, blocks)
+            self.note_moved(request_id, [(index, *one) for one in moved])
+        return all(asked.num_needed <= group.num_free for group in paged.values())
 
     def note_moved(self, request_id: str, moved: list[tuple[int, int, int]]) -> None:
         """Notes (group, place, unit) of blocks of a running request that got another number."""

@@ -131,9 +131,13 @@ class Request:
         return self.submitted.media
 
     @property
-    def may_reuse(self) -> bool:
-        """False when log-probabilities of the prompt are wanted: all of it must be computed."""
-        return self.params.prompt_logprobs is None
+    def most_reused(self) -> int:
+        """All known tokens; where log-probabilities of the prompt are wanted and not all given yet,
+        those before the one that gives the next.
+        """
+        if self.params.prompt_logprobs is None or self.num_scored >= self.num_prompt:
+            return len(self.token_ids)
+        return self.num_scored - 1
 
     @property
     def expects_reuse(self) -> bool:

@@ -187,6 +187,7 @@ class Scheduler:
             return  # the budget is spent, or it was preempted in this very step
         count = self._count(request, draft)
         num_tokens = request.num_computed + count
+        self._tiers.make_room(request, num_tokens, others_wait=len(self._waiting) > 0)
         blocks = self._cache.grow(request, num_tokens)
         if blocks is None:
             draft.is_contested = True

@@ -59,11 +59,18 @@ class TierPolicy:
         request.num_computed = 0
         request.state = RequestState.WAITING
 
+    def make_room(self, request: Request, num_tokens: int, *, others_wait: bool) -> None:
+        """Has a request longer than the device move its oldest blocks out for its next tokens, and
+        for others that wait.
+        """
+        if self._cache.outgrows_device(request):
+            self._cache.spill(request, num_tokens, spares=others_wait)
+
     def park(self, request: Request) -> None:
         """Keeps a request that is about to be preempted whole, outside the device, if bringing it
         back is quicker than computing it anew.
         """
-        if not self._cache.tiers.exist or not request.may_reuse:
+        if not self._cache.tiers.exist or request.num_computed > request.most_reused:
             return
         num_bytes, place = self._cache.held_bytes(request), self._cache.tiers.first_place
         if self._costs.prefers_swap(request.num_computed, num_bytes, place):
