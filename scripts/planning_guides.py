@@ -72,7 +72,9 @@ config of Kimi K3. `plan` reads the config alone: no weights, no device, no torc
 * Weights are exact, from the rule table; caches as the engine's allocator rounds them.
 * `--reserve-share` (20 %) of each device is kept for framework and driver; a model that reads
   images keeps `--encoder-cache-bytes` (256 MiB) for features of images.
-* Caches are of the compute type, or of `--cache-dtype`; `serve` has int8, other engines fp8.
+* Caches are of the compute type, or of `--cache-dtype`; `serve` has int8, and fp8 where the
+  platform has it.
+* `--attention` and `--tiers` are those of `serve` ([long context](long-context.md)): see below.
 * Times are predictions: expected, and between which ends they may lie. A figure that a vendor did
   not publish is a range and widens the band.
 * `--plan-path` keeps the plan as JSON, `--picture` draws it, `--emit` gives launch settings,
@@ -101,6 +103,30 @@ firstlight up MODEL --rehearse --plan plan.json
 * `up --rehearse` makes the plan, load lists, process groups and modules of every rank on this
   machine, without weights or devices, and says which checks would fail. Ranks of equal shapes are
   built once.
+
+## Longer than the device
+
+```
+firstlight plan MODEL --devices 16xH200@8 --context 1M --tiers host=64GiB --block-size 64
+firstlight plan MODEL --devices 16xH200@8 --context 1M --attention "0-3: full; *: sparse=64x32"
+```
+
+* Each plan says what one sequence of full length takes on a rank: windows at their size,
+  block-sparse attention with the summaries it chooses by.
+* Without tiers a device holds every sequence at full length. With them it holds as much as one
+  sequence needs there and gives the rest of its memory to caches too; the plan says how many
+  sequences of full length then run at once. Beside one that is longer than the device only short
+  ones run.
+* `tiers` is what they take on the device: buffers, and with block-sparse attention the summaries of
+  every page of every tier. Large tiers of small pages take gigabytes.
+* `times of state beyond`: the next token of a sequence of full length, for which full attention
+  reads all that lies elsewhere and block-sparse attention what it chooses; and the first token of a
+  prompt found in a tier beside that of one computed anew. Pages and their layers cost time beside
+  their bytes: larger pages (`--block-size`) are read faster. Rates are the device's own link to the
+  host, `--storage-rate` and what reading threads check and copy (`planning/constants.py`).
+* With tiers latent attention takes one form wherever pages lie, which reads prompts longer than
+  without; `predicted` counts that.
+* Windows are those of `--chunk-tokens`: a sequence holds its window and what one step computes.
 """
 
 LOADS = (
@@ -114,6 +140,19 @@ EXAMPLES = (
     ("8 S5000: does not fit", "8xS5000@8", _ASKED),
     ("16 S5000: does not fit", "16xS5000@8", _ASKED),
     ("64 S5000, a million tokens", "64xS5000@8", (*_ASKED, "--emit", "sglang")),
+    (
+        "16 H200, a million tokens beyond the device",
+        "16xH200@8",
+        ("--concurrency", "4", "--tiers", "host=64GiB", "--block-size", "64"),
+    ),
+    (
+        "16 H200, the same with chosen blocks",
+        "16xH200@8",
+        (
+            *("--concurrency", "4", "--tiers", "host=64GiB", "--block-size", "64"),
+            *("--attention", "sparse=64x32"),
+        ),
+    ),
     (
         "8 B300, with 15 % kept and fp8 caches",
         "8xB300",

@@ -81,7 +81,7 @@ def _places(answer: Answer, memory: MemoryPlan) -> Section:
     lines = (
         f"{format_count(whole)} tokens on a rank in all; beside its caches a device holds "
         f"{format_bytes(places.tiers_bytes)} for what lies elsewhere: summaries and buffers",
-        f"{ranks} ranks of a machine take {format_bytes(ranks * places.far_bytes.host)} of its "
+        f"{ranks} ranks of a machine take {format_bytes(ranks * places.host_bytes)} of its "
         f"memory and {format_bytes(ranks * places.far_bytes.disk)} of its disk",
     )
     columns = ("place", "each rank", "tokens")

@@ -50,7 +50,7 @@ class Audit:
         self._spec = spec
         self._recorder = recorder
         self._layout = Layout(tp=settings.tp, ep=settings.ep)
-        self._work = model_work(spec, settings.dtype)
+        self._work = model_work(spec, settings.dtype, has_tiers=bool(settings.tiers))
         self._found: dict[str, Compared] = {}
         self._on_host = True
         self._framework = HOST_FRAMEWORK_BYTES

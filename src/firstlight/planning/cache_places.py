@@ -20,6 +20,7 @@ from firstlight.planning.tier_sizing import (
     unit_bytes_of,
 )
 from firstlight.settings.tiers import TierSettings
+from firstlight.sharding.tier_pieces import most_staging_bytes
 
 NOWHERE = FarSizes(0, 0)
 
@@ -28,7 +29,8 @@ NOWHERE = FarSizes(0, 0)
 class CachePlaces:
     """Blocks of `block_size` tokens that a rank has on its device, the null one left out, and pages
     of each paged group outside it. `far_bytes` are those of the tiers, slots of recurrent state
-    included; `tiers_bytes` what tiers take on the device beside its caches.
+    included; `tiers_bytes` what tiers take on the device beside its caches, `host_bytes` what they
+    take of the host's memory at most.
     """
 
     block_size: int
@@ -36,6 +38,7 @@ class CachePlaces:
     far_pages: FarSizes = NOWHERE
     far_bytes: FarSizes = NOWHERE
     tiers_bytes: int = 0
+    host_bytes: int = 0
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -78,4 +81,5 @@ def plan_places(need: CacheNeed, tiers: TierSettings, *, available: int) -> Cach
         far_pages=pages,
         far_bytes=tier_bytes(sizes, units),
         tiers_bytes=beside,
+        host_bytes=tiers.host_bytes + (most_staging_bytes(units) if tiers.disk_bytes else 0),
     )

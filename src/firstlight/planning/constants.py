@@ -15,8 +15,9 @@ from dataclasses import dataclass
 HOST_FRAMEWORK_BYTES = 330 * 10**6
 # What an engine takes for a page or slot that it brings to the device, and for one layer's part of
 # a page that it reads outside it, beside their bytes; and bytes a second that its reading threads
-# check and copy. Source: this engine on x86-64, docs/benchmarks/tiers.md.
-FAR_UNIT_SECONDS, FAR_LAYER_SECONDS, FAR_RATE = 100e-6, 50e-6, 4e9
+# check and copy. Source: this engine on two cores of an x86-64 that others used too, units of 18 to
+# 576 KiB in 20 to 701 us from host memory, layers of 18 to 288 KiB in 48 to 328 us; disk alike.
+FAR_UNIT_SECONDS, FAR_LAYER_SECONDS, FAR_RATE = 10e-6, 30e-6, 1e9
 _MB, _GFLOP = 1e6, 1e9
 # Share of the memory bandwidth an operation reaches by its bytes, and of the peak rate by its FLOP.
 # Source: calculon-ai/calculon, systems/a100_80g.json (mem1 and matrix), measured on A100.

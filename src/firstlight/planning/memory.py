@@ -138,7 +138,7 @@ def plan_memory(
         caches = cache_bytes(need, places.device_blocks)
         components = {**others, CACHES: sum(caches.values()), TIERS: places.tiers_bytes}
         if fleet.device.vendor == HOST_VENDOR:  # the host tier lies in the same memory
-            components[TIERS] += places.far_bytes.host
+            components[TIERS] += places.host_bytes
         stages.append(
             RankMemory(
                 stage=stage,
