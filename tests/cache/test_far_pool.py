@@ -3,7 +3,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstlight.cache.far_pool import FarPool, FarSizes, UnitMove
+from firstlight.cache.far_pool import FarPool, FarSizes
+from firstlight.cache.moves import UnitMove
 from firstlight.cache.prefix_index import PrefixKey
 
 

@@ -205,6 +205,6 @@ def test_check_integrity_finds_damage(damage: str) -> None:
     elif damage == "capacity":
         cache._holdings["a"].capacity += 4
     else:
-        group._num_cached += 1
+        group._stock.num_cached += 1
     with pytest.raises(AssertionError):
         cache.check_integrity()

@@ -191,6 +191,8 @@ class Rank:
     poison: dict[str, int] = field(default_factory=dict)  # known tokens at which a request fails
     far: FarStore | None = None
     seconds: float = 1.0
+    num_near: tuple[int, ...] = ()  # units of each group on the device
+    num_copied: int = 0
 
     @property
     def paged(self) -> list[int]:
@@ -202,10 +204,10 @@ class Rank:
 
     def run(self, plan: StepPlan) -> StepResult:
         self._apply(plan)
-        if self.far is not None:
-            for ticket in plan.recalled:
-                self.far.pending.pop(ticket, None)
-            self.far.move(plan.moves)
+        for ticket in plan.recalled:
+            self.far.pending.pop(ticket, None)
+        for copy in plan.moves:
+            self._move(copy)
         self._copy(plan.restores)
         if self.far is not None:
             self.far.begin(plan)
@@ -214,9 +216,17 @@ class Rank:
             self._compute(step, result)
         self._copy(plan.saves)
         if self.far is None:
-            assert not (plan.moves or plan.fetches or plan.recalled)
+            assert not (plan.fetches or plan.recalled)
             return result
         return msgspec.structs.replace(result, tiers=self.far.end_step())
+
+    def _move(self, copy: UnitCopy) -> None:
+        if copy.target < self.num_near[copy.group]:
+            self.num_copied += 1
+            self.put(copy.group, copy.target, self.get(copy.group, copy.source))
+        else:
+            assert self.far is not None, "a copy goes where no place is"
+            self.far.move([copy])
 
     def get(self, group: int, unit: int) -> list[str | None]:
         """What a unit holds, on the device or outside."""
@@ -362,6 +372,7 @@ class Service:
         turn_tokens: int = 64,
         window_spare: int | None = None,
         tiers: dict[str, Any] | None = None,
+        allocator: str = "paged",
         **limits: int,
     ) -> None:
         chosen = {
@@ -391,12 +402,14 @@ class Service:
                 turn_tokens,
                 unit_bytes=(1,) * len(specs),
                 far=(far,) * len(specs) if has_far else (),
+                allocator=allocator,
             ),
         )
         self.scheduler = Scheduler(self.settings, self.cache)
         self.limit = min(self.settings.context_length, self.cache.max_tokens)
         self.submitted: dict[str, SubmittedRequest] = {}
         self.rank = Rank(self.submitted, block_size, specs)
+        self.rank.num_near = tuple(1 + group.num_usable for group in self.cache._groups)
         if has_far:
             self.rank.seconds = tiers.pop("seconds", 1.0)
             chance = random.Random(tiers.pop("seed", 0))

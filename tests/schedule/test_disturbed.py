@@ -71,6 +71,7 @@ shapes = st.fixed_dictionaries(
             ),
         ),
         "prompt_share": st.sampled_from([1.0, 1.0, 0.3, 0.01]),
+        "allocator": st.sampled_from(["paged", "dynamic"]),
     }
 )
 

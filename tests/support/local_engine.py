@@ -60,6 +60,7 @@ class EngineShape:
     attention: str = "full"
     far: tuple[FarSizes, ...] = ()
     tier_folder: str = ""
+    allocator: str = "paged"
 
 
 @dataclass
@@ -152,6 +153,7 @@ class LocalEngine:
                 shape.turn_tokens,
                 unit_bytes=() if self.tiers is None else self.tiers.unit_bytes,
                 far=shape.far,
+                allocator=shape.allocator,
             ),
         )
         self.scheduler = Scheduler(

@@ -33,10 +33,22 @@ class BlockPool:
         self._references: list[int] = [0] * num_blocks
         self._next: list[int] = [*range(1, num_blocks), NULL_BLOCK]
         self._previous: list[int] = [num_blocks - 1, *range(num_blocks - 1)]
+        self._is_held = bytearray(num_blocks)
+        self._is_held[NULL_BLOCK] = 1
 
     def references(self, block: int) -> int:
         """How many holders the block has; 0 is free."""
         return self._references[block]
+
+    def are_free(self, first: int, count: int) -> bool:
+        """Whether so many blocks from this one on are there and free."""
+        stop = first + count
+        return stop <= self.num_blocks and not any(self._is_held[first:stop])
+
+    @property
+    def longest_free_run(self) -> int:
+        """The most free blocks in a row; looks at every block."""
+        return max(map(len, self._is_held.split(b"\x01")))
 
     def acquire(self) -> int:
         """Takes the free block that was unused longest; its old content is gone from now on."""
@@ -74,17 +86,21 @@ class BlockPool:
         assert sorted(forward) == free, "the free list is not the set of unused blocks"
         assert len(free) == self.num_free, f"{len(free)} blocks are free, {self.num_free} counted"
         assert min(self._references) >= 0 and self._references[NULL_BLOCK] == 0
+        marked = [block for block in range(1, self.num_blocks) if not self._is_held[block]]
+        assert marked == free, "the marks of free blocks are not those of unused ones"
 
     def _unlink(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]
         self._next[before] = after
         self._previous[after] = before
+        self._is_held[block] = 1
         self.num_free -= 1
 
     def _link(self, block: int, *, after: int) -> None:
         follower = self._next[after]
         self._next[after] = self._previous[follower] = block
         self._previous[block], self._next[block] = after, follower
+        self._is_held[block] = 0
         self.num_free += 1
 
     def _walk(self, links: list[int]) -> list[int]:

@@ -9,7 +9,9 @@ from firstlight.cache.prefix_index import PrefixKey
 class Table:
     """The blocks of a request in token order; the first `num_behind` lie behind the window and are
     null blocks, but for the first `num_sinks`. `keys_behind` are those of findable ones that were
-    given back. The first `num_far` lie outside the device.
+    given back. The first `num_far` lie outside the device. `copied` are the keys of blocks whose
+    content was copied from another block, by place; `goal` is the number of blocks on the device
+    that the table is expected to come to.
     """
 
     blocks: list[int]
@@ -17,6 +19,8 @@ class Table:
     keys_behind: list[PrefixKey] = field(default_factory=list)
     num_sinks: int = 0
     num_far: int = 0
+    copied: dict[int, PrefixKey] = field(default_factory=dict)
+    goal: int = 0
 
     @property
     def held(self) -> list[int]:

@@ -24,7 +24,9 @@ class GroupUsage(NamedTuple):
     and the findable ones that were taken for something else. Of the tokens that requests could
     have reused at most (`asked_tokens`) this group alone had `found_tokens`. `unwritten` tokens
     have room in blocks that requests hold and are not computed (internal fragmentation); `stranded`
-    units are free and of no use, because another group has none (external).
+    units are free and of no use, because another group has none (external). `copied` units were
+    moved on the device since the start, and of the free ones `longest_run` lay in a row when that
+    was last counted.
     """
 
     kind: str
@@ -40,6 +42,8 @@ class GroupUsage(NamedTuple):
     stranded: int = 0
     unit_bytes: int = 0
     far: tuple[FarUsage, ...] = ()
+    copied: int = 0
+    longest_run: int = 0
 
     @property
     def evictions(self) -> int:
@@ -143,6 +147,10 @@ class CacheGroup(Protocol):
 
     def cost(self, chain: PrefixChain, num_shared: int, num_blocks: int) -> int:
         """Free units that `start` would take."""
+        ...
+
+    def can_start(self, chain: PrefixChain, num_shared: int, num_blocks: int) -> bool:
+        """Whether `start` finds units where they are to lie, if there are as many free."""
         ...
 
     def start(

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from firstlight.cache.allocator import PAGED
 from firstlight.cache.far_pool import FarSizes
 from firstlight.cache.snapshot_points import SnapshotPoints
 
@@ -31,7 +32,8 @@ class CacheOptions:
     blocks of groups by their window, where it is not that of the others. A running request leaves
     one snapshot in `turn_tokens` of output. `unit_bytes` are those of a block or slot of each group
     on one rank; `clock` gives seconds that never fall. `far` says how many units of each group lie
-    in host memory and on disk; without it there are none.
+    in host memory and on disk; without it there are none. `allocator` is `paged`, or `dynamic` for
+    blocks of a request that lie in a row.
     """
 
     chunk_tokens: int | None = None
@@ -40,3 +42,4 @@ class CacheOptions:
     unit_bytes: tuple[int, ...] = ()
     clock: Callable[[], float] = time.monotonic
     far: tuple[FarSizes, ...] = ()
+    allocator: str = PAGED

@@ -12,17 +12,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from firstlight.cache.block_pool import BlockPool
+from firstlight.cache.moves import UnitMove
 from firstlight.cache.prefix_index import PrefixIndex, PrefixKey
 
 HOST, DISK = "host", "disk"
-
-
-class UnitMove(NamedTuple):
-    """The content of unit `source` of a cache group is to be copied to unit `target`."""
-
-    group: int
-    source: int
-    target: int
 
 
 class FarSizes(NamedTuple):

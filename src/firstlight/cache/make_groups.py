@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+from firstlight.cache.allocator import DYNAMIC
 from firstlight.cache.cache_group import RECURRENT
 from firstlight.cache.cache_options import CacheOptions
-from firstlight.cache.far_pool import UnitMove
+from firstlight.cache.moves import Moves
 from firstlight.cache.paged_group import PagedGroup, group_blocks
 from firstlight.cache.prefix_index import PrefixKey
 from firstlight.cache.recurrent_group import RecurrentGroup
@@ -18,7 +19,7 @@ PAGED = frozenset({"grouped_query", "latent"})
 def make_groups(
     specs: Sequence[StateSpec],
     near: Sequence[int],
-    moves: list[UnitMove],
+    moves: Moves,
     *,
     block_size: int,
     options: CacheOptions,
@@ -27,8 +28,8 @@ def make_groups(
     """Returns one group a spec, with `near` units on the device and those of `options.far` beyond
     it, whose moves are appended to `moves`.
     """
-    pools = make_pools(near, options.far, moves)
-    return [
+    pools = make_pools(near, options.far, moves.copies)
+    groups = [
         RecurrentGroup(
             spec,
             index=index,
@@ -49,6 +50,11 @@ def make_groups(
         )
         for index, spec in enumerate(specs)
     ]
+    if options.allocator == DYNAMIC:
+        for index, group in enumerate(groups):
+            if isinstance(group, PagedGroup):
+                group.lie_in_rows(moves, group=index)
+    return groups
 
 
 def near_units(

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from firstlight.cache.cache_group import BlockCounts, CacheGroup, CacheUsage, SlotCopy
 from firstlight.cache.cache_options import CacheOptions, Holding
 from firstlight.cache.cacheable_request import CacheableRequest
-from firstlight.cache.far_pool import UnitMove
+from firstlight.cache.found_tokens import FoundTokens
 from firstlight.cache.make_groups import check_specs, make_groups, near_units
+from firstlight.cache.moves import Moves, UnitMove
 from firstlight.cache.paged_group import PagedGroup
 from firstlight.cache.prefix_index import PrefixChain, PrefixKey, PrefixScope
 from firstlight.cache.recurrent_group import RecurrentGroup
@@ -67,7 +68,7 @@ class CacheManager:
         self.block_size = block_size
         self._model_digest = model_digest
         options = options or CacheOptions()
-        moves: list[UnitMove] = []
+        moves = Moves()
         made = make_groups(
             groups,
             near_units(groups, num_blocks, num_slots, options),
@@ -85,8 +86,7 @@ class CacheManager:
         )
         self._unit_bytes = options.unit_bytes or (0,) * len(groups)
         self.tiers = Tiers(self._groups, moves, block_size=block_size, unit_bytes=self._unit_bytes)
-        self._asked_tokens = 0
-        self._found_tokens = [0] * len(groups)
+        self._asked = FoundTokens(len(groups))
         unbounded = [group for group in self._paged.values() if group.most_held is None]
         most = min((group.most_blocks for group in unbounded), default=UNBOUNDED_BLOCKS)
         self.max_tokens = block_size * most
@@ -179,6 +179,12 @@ class CacheManager:
         ]
         return BlockCounts(tuple(c if most is None else min(c, most) for c, most in costs))
 
+    def can_place(self, request: CacheableRequest, num_tokens: int, *, num_cached: int) -> bool:
+        """Whether free blocks that a request without any `needs` can be had where they must lie."""
+        chain, num_shared = self._chain(request), num_cached // self.block_size
+        num_blocks = blocks_for(num_tokens, self.block_size)
+        return all(group.can_start(chain, num_shared, num_blocks) for group in self._groups)
+
     def grow(self, request: CacheableRequest, num_tokens: int) -> list[list[int]] | None:
         """Makes the request hold `num_tokens`; returns the blocks it gained, one list a group.
 
@@ -196,8 +202,9 @@ class CacheManager:
         num_blocks = blocks_for(num_tokens - holding.capacity, self.block_size)
         for paged in self._paged.values():
             paged.give_back(request.request_id, request.num_computed)
-        if any(num_blocks > paged.num_free for paged in self._paged.values()):
-            return None
+        for paged in self._paged.values():
+            if num_blocks > paged.num_free or not paged.can_extend(request.request_id, num_blocks):
+                return None
         holding.capacity += num_blocks * self.block_size
         return [group.extend(request.request_id, num_blocks) for group in self._groups]
 
@@ -273,7 +280,7 @@ class CacheManager:
 
     def release(self, request: CacheableRequest) -> None:
         """Gives back all blocks, if any; committed ones stay findable until they are reused."""
-        self.tiers.take_moved(request.request_id)
+        self.tiers.moves.take_renumbered(request.request_id)
         if self._holdings.pop(request.request_id, None) is not None:
             for group in self._groups:
                 group.release(request.request_id)
@@ -315,12 +322,11 @@ class CacheManager:
     def usage(self) -> CacheUsage:
         """Counts units by condition; takes time for each request, none for each block."""
         free = [group.num_free for group in self._groups]
-        holdings = self._holdings.values()
-        unwritten = sum(holding.capacity - holding.num_computed for holding in holdings)
+        unwritten = sum(held.capacity - held.num_computed for held in self._holdings.values())
         groups = tuple(
             group.usage()._replace(
-                asked_tokens=self._asked_tokens,
-                found_tokens=self._found_tokens[index],
+                asked_tokens=self._asked.asked,
+                found_tokens=self._asked.found[index],
                 unwritten_tokens=unwritten if index in self._paged else 0,
                 stranded=0 if min(free) else free[index],
                 unit_bytes=self._unit_bytes[index],
@@ -346,14 +352,17 @@ class CacheManager:
         assert num_cached <= num_tokens
         num_shared = num_cached // self.block_size
         num_blocks = blocks_for(num_tokens, self.block_size)
+        asked = chain, num_shared, num_blocks
         for group in self._groups:
-            if group.cost(chain, num_shared, num_blocks) > group.num_free:
+            if group.cost(*asked) > group.num_free or not group.can_start(*asked):
                 return None
         parked = self.tiers.unpark(request.request_id, num_cached)
         assert parked or num_cached % self.block_size == 0, "part of a block is claimed"
         points = self._snapshots.points(request, chain) if self._recurrent else None
         holding = Holding(num_blocks * self.block_size, num_shared, num_cached, points)
-        self._count_found(request, chain)
+        most = _most_found(request) // self.block_size * self.block_size
+        if most:
+            self._asked.count(self._groups, chain, most)
         self._holdings[request.request_id] = holding
         return [
             group.start(request.request_id, chain, num_shared, num_blocks, parked.get(index))
@@ -369,14 +378,6 @@ class CacheManager:
         chain, paged = self._chain(request), self._paged.values()
         found = all(group.reusable_tokens(chain, full) == full for group in paged)
         return parked.num_tokens if found else 0
-
-    def _count_found(self, request: CacheableRequest, chain: PrefixChain) -> None:
-        """Counts what each group alone could have given a request that starts."""
-        most = _most_found(request) // self.block_size * self.block_size
-        if most:
-            self._asked_tokens += most
-            for index, group in enumerate(self._groups):
-                self._found_tokens[index] += group.reusable_tokens(chain, most)
 
     def _holds_pages(self, key: PrefixKey) -> bool:
         """Whether the block of every paged group that this key names can be found. It is the last

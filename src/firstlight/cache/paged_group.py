@@ -7,15 +7,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from firstlight.cache.allocator import Allocator, Demand, PagedAllocator
 from firstlight.cache.arrivals import Arrival, Arrivals
-from firstlight.cache.block_pool import NULL_BLOCK, BlockPool
+from firstlight.cache.block_pool import NULL_BLOCK
+from firstlight.cache.block_stock import BlockStock
 from firstlight.cache.block_table import Table
 from firstlight.cache.cache_group import GroupUsage, count_units
+from firstlight.cache.dynamic_allocator import DynamicAllocator
 from firstlight.cache.far_pool import FarPool
 from firstlight.cache.far_prefix import FoundBlocks, num_spared
-from firstlight.cache.idle_times import IdleTimes
-from firstlight.cache.prefix_index import PrefixChain, PrefixIndex, PrefixKey
+from firstlight.cache.moves import Moves
+from firstlight.cache.prefix_index import PrefixChain, PrefixKey
 from firstlight.sharding.state_spec import StateSpec
+
+# Of a table that is opened this part of the known tokens is kept free for the answer, if it can be.
+ANSWER_SHARE = 4
 
 
 def window_of(spec: StateSpec) -> int | None:
@@ -78,16 +84,29 @@ class PagedGroup:
         self._window = window_of(spec)
         self._block_size = block_size
         self._num_sinks = sink_blocks(spec, block_size)
-        self._pool = BlockPool(num_blocks)
-        self._index = PrefixIndex()
+        self._stock = BlockStock(num_blocks, clock=clock, far=far)
+        self._pool, self._index = self._stock.pool, self._stock.index
         self._found = FoundBlocks(self._index, far, self._pool.num_usable)
         self._tables: dict[str, Table] = {}
+        self._allocator: Allocator = PagedAllocator(self._stock, self._tables)
         self._num_hits = 0
-        self._idle = IdleTimes(num_blocks, clock)
-        self._num_cached = 0  # free blocks that are still findable
         if self._window is not None and chunk_tokens is not None:
             most = most_blocks_held(self._window, chunk_tokens, block_size) + self._num_sinks
             self.most_held = most if most <= self._pool.num_usable else None
+
+    def lie_in_rows(self, moves: Moves, *, group: int) -> None:
+        """Has the blocks of every table lie in a row from now on; `group` is what copies name. A
+        group with a window holds few blocks, whatever the length, and leaves them where they are.
+        """
+        assert not self._tables, "the allocator is chosen under a running request"
+        if self._window is None:
+            self._allocator = DynamicAllocator(
+                self._stock,
+                self._tables,
+                moves,
+                group=group,
+                is_arriving=lambda name: bool(self.arrivals.of(name)),
+            )
 
     @property
     def num_usable(self) -> int:
@@ -135,7 +154,9 @@ class PagedGroup:
             found = 0
             while found < most and self.holds(chain.key(found), near=near):
                 found += 1
-            return self._found.usable_length(chain, found) * self._block_size
+            found = self._found.usable_length(chain, found)
+            lead, shared = self._lead(chain, found), self._shared(chain, found)
+            return (lead + self._allocator.usable(shared)) * self._block_size
         firsts = [self.holds(chain.key(i), near=near) for i in range(min(self._num_sinks, most))]
         most = firsts.index(False) if False in firsts else most
         # From the end: a block that is missing rules out every length whose window it is in.
@@ -147,10 +168,12 @@ class PagedGroup:
         return length * self._block_size
 
     def cost(self, chain: PrefixChain, num_shared: int, num_blocks: int) -> int:
-        """Shared blocks are free of charge only while somebody else holds them."""
-        shared = self._shared(chain, num_shared)
-        used = sum(1 for block in shared if block is not None and self._pool.references(block))
-        return len(shared) - used + num_blocks - num_shared
+        """What the allocator takes for the shared blocks and those behind them."""
+        return self._allocator.cost(self._demand(chain, num_shared, num_blocks))
+
+    def can_start(self, chain: PrefixChain, num_shared: int, num_blocks: int) -> bool:
+        """Whether blocks can be had where they are to lie, if there are as many free."""
+        return self._allocator.can_open(self._demand(chain, num_shared, num_blocks))
 
     def far_units(self, chain: PrefixChain, num_shared: int) -> list[int]:
         """Where those of the first blocks lie that are found outside the device alone."""
@@ -179,29 +202,30 @@ class PagedGroup:
         num_blocks: int,
         parked: int | None = None,
     ) -> list[int]:
-        """Opens a table. Shared blocks are taken first, so that the new ones cannot evict them.
+        """Opens a table. What lies outside the device is held before anything is taken, so that
+        nothing of it is given up for what goes out.
 
         Blocks that are found outside the device alone arrive in new ones. `parked` is where the
         content of the block behind the shared ones lies; the table takes its holder over.
         """
         assert request_id not in self._tables, f"{request_id} already has a block table"
-        shared = self._shared(chain, num_shared)
-        for block in shared:
-            if block is not None:
-                self._share(block)
-        units = self._hold_far(chain, num_shared, shared)
+        demand, seen = self._demand(chain, num_shared, num_blocks), self._seen(chain, num_shared)
+        units = self._hold_far(chain, num_shared, demand.found)
         lead = self._found.hold_lead(chain, num_shared) if self._window is None else []
-        self._num_hits += len(shared)
+        self._num_hits += len(seen)
         num_behind = min(num_shared, self._first_seen(num_shared * self._block_size))
         table = Table([NULL_BLOCK] * num_shared, num_behind, num_sinks=self._num_sinks)
-        self._tables[request_id] = table
         table.blocks[: len(lead)], table.num_far = lead, len(lead)
-        for index, block in zip(self._seen(chain, num_shared), shared, strict=True):
-            near = self._take() if block is None else block
-            table.blocks[index] = near
-            if block is None:
-                self.arrivals.add(request_id, Arrival(units[index], near, chain.key(index)))
+        table.goal = demand.num_expected + demand.num_expected // ANSWER_SHARE + 1
+        opened = self._allocator.open(demand)
+        self._tables[request_id] = table
+        for index, block, found in zip(seen, opened, demand.found, strict=True):
+            table.blocks[index] = block
+            if found is not None and found != block:
+                table.copied[index] = chain.key(index)
         self.extend(request_id, num_blocks - num_shared)
+        for index, unit in units.items():
+            self.arrivals.add(request_id, Arrival(unit, table.blocks[index], chain.key(index)))
         if parked is not None:
             self.arrivals.add(request_id, Arrival(parked, table.blocks[num_shared], None))
         return list(table.blocks)
@@ -219,11 +243,13 @@ class PagedGroup:
         assert self.far is not None, "there is no place outside the device"
         return self.far.store(self._tables[request_id].blocks[index])
 
+    def can_extend(self, request_id: str, num_blocks: int) -> bool:
+        """Whether blocks can be had where they are to lie, if there are as many free."""
+        return self._allocator.can_extend(request_id, num_blocks)
+
     def extend(self, request_id: str, num_blocks: int) -> list[int]:
         """Adds blocks to a table and returns them; whatever they held is no longer findable."""
-        blocks = [self._take() for _ in range(num_blocks)]
-        self._tables[request_id].blocks += blocks
-        return blocks
+        return self._allocator.extend(request_id, num_blocks)
 
     def spill(self, request_id: str, chain: PrefixChain, blocks: range) -> list[tuple[int, int]]:
         """Moves blocks of a table, the oldest on the device, out of it as far as there is room;
@@ -237,8 +263,9 @@ class PagedGroup:
             unit = self.far.take_over(chain.key(index), table.blocks[index])
             if unit is None:
                 break
-            self._release(table.blocks[index])
+            self._stock.release(table.blocks[index])
             table.blocks[index] = unit
+            table.copied.pop(index, None)
             table.num_far += 1
             moved.append((index, unit))
         return moved
@@ -255,7 +282,7 @@ class PagedGroup:
             key = self._index.key_of(block)
             if key is not None:
                 table.keys_behind.append(key)
-            self._release(block)
+            self._stock.release(block)
         table.num_behind = max(table.num_behind, first)
 
     def enter(self, request_id: str, chain: PrefixChain, blocks: range) -> None:
@@ -268,36 +295,31 @@ class PagedGroup:
     def discard(self, request_id: str) -> None:
         """Makes every block of the table unfindable, shared and given-back ones included."""
         table = self._tables[request_id]
-        held = table.held
-        keys = [key for block in held if (key := self._index.key_of(block)) is not None]
+        keys = [key for block in table.held if (key := self._index.key_of(block)) is not None]
+        keys += [*table.keys_behind, *table.copied.values()]
+        table.copied.clear()
         if self.far is not None:
             beyond = [self.far.key_of(unit) for unit in table.blocks[: table.num_far]]
-            for far_key in (*keys, *table.keys_behind, *beyond):
+            for far_key in (*keys, *beyond):
                 if far_key is not None:
                     self.far.discard(far_key)
-        for block in held:
-            self._index.discard(block)
-        for key in table.keys_behind:
+        for key in keys:
             found = self._index.find(key)
             if found is not None:
-                self._index.discard(found)
-                if self._pool.references(found) == 0:
-                    self._num_cached -= 1
-                    self._pool.reuse_next(found)
+                self._stock.drop(found)
 
     def forget(self) -> None:
         """Makes nothing findable."""
         assert not self._tables, "content is forgotten under a running request"
-        for block in self._index.clear():
-            self._pool.reuse_next(block)
-        self._num_cached = 0
+        self._stock.forget()
 
     def release(self, request_id: str) -> None:
-        """Closes a table, last block first: the end of a prefix is evicted before its start."""
+        """Closes a table. What was copied for it can be found in it, if nowhere else any more."""
         table = self._tables.pop(request_id)
         self.arrivals.finish(request_id)
-        for block in reversed(table.held):
-            self._release(block)
+        for index, key in table.copied.items():
+            self._index.enter(key, table.blocks[index])
+        self._allocator.close(table.held)
         for unit in reversed(table.blocks[: table.num_far]):
             assert self.far is not None, "there is no place outside the device"
             self.far.release(unit)
@@ -311,15 +333,15 @@ class PagedGroup:
         return count_units(
             self.spec.kind,
             self._pool,
-            cached=self._num_cached,
+            cached=self._stock.num_cached,
             hits=self._num_hits,
-            idle=self._idle,
-        )
+            idle=self._stock.idle,
+        )._replace(copied=self._allocator.num_copied, longest_run=self._stock.longest_free_run())
 
     def check_integrity(self, num_committed: dict[str, int]) -> None:
         """Recounts references from the tables and checks that shared blocks are full and clean."""
-        self._pool.check_integrity()
-        self._index.check_integrity()
+        self._stock.check_integrity()
+        self._allocator.check_integrity()
         assert self._tables.keys() == num_committed.keys(), "tables and holdings differ"
         assert self.arrivals.requests <= self._tables.keys(), "blocks arrive for nobody"
         held = {name: table.held for name, table in self._tables.items()}
@@ -327,9 +349,6 @@ class PagedGroup:
         for block in range(self._pool.num_blocks):
             counted, kept = holders[block], self._pool.references(block)
             assert counted == kept, f"block {block} is in {counted} tables, {kept} references kept"
-        findable = [block for block in range(self._pool.num_blocks) if block in self._index]
-        num_cached = sum(1 for block in findable if not holders[block])
-        assert num_cached == self._num_cached, f"{num_cached} cached, {self._num_cached} counted"
         for request_id, table in self._tables.items():
             blocks = held[request_id]
             assert len(set(blocks)) == len(blocks), f"{request_id} holds a block twice"
@@ -346,30 +365,11 @@ class PagedGroup:
             return 0
         return max(0, num_tokens - self._window + 1) // self._block_size
 
-    def _release(self, block: int) -> None:
-        findable = block in self._index
-        self._pool.release(block, keep=findable)
-        if findable and self._pool.references(block) == 0:
-            self._num_cached += 1
-            self._idle.rest(block)
-
-    def _take(self) -> int:
-        """Takes a free block; what can be found in it goes out of the device, if it can."""
-        block = self._pool.acquire()
-        key = self._index.key_of(block)
-        if key is not None:
-            if self.far is not None:
-                self.far.keep(key, block)
-            self._index.discard(block)
-            self._num_cached -= 1
-            self._idle.evict(block)
-        return block
-
-    def _share(self, block: int) -> None:
-        if self._pool.references(block) == 0:
-            self._num_cached -= 1
-            self._idle.reuse(block)
-        self._pool.share(block)
+    def _demand(self, chain: PrefixChain, num_shared: int, num_blocks: int) -> Demand:
+        lead = self._lead(chain, num_shared)
+        known = -(-(chain.num_tokens + 1) // self._block_size) - lead
+        expected = min(known, self._pool.num_usable)
+        return Demand(self._shared(chain, num_shared), num_blocks - num_shared, expected)
 
     def _hold_far(
         self, chain: PrefixChain, num_shared: int, shared: Sequence[int | None]

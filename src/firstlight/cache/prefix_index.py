@@ -76,6 +76,11 @@ class PrefixChain:
         self._root = scope.root()
         self._keys: list[PrefixKey] = []
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are known."""
+        return len(self._token_ids)
+
     def key(self, block_index: int) -> PrefixKey:
         """The key of tokens [block_index * B, (block_index + 1) * B), all known by now."""
         keys = self._keys

@@ -141,6 +141,10 @@ class RecurrentGroup:
         """One live slot, whatever the length."""
         return 1
 
+    def can_start(self, chain: PrefixChain, num_shared: int, num_blocks: int) -> bool:
+        """Any slot will do."""
+        return True
+
     def start(
         self,
         request_id: str,
@@ -256,7 +260,7 @@ class RecurrentGroup:
             cached=len(self._index),
             hits=self._num_hits,
             idle=self._idle,
-        )
+        )._replace(longest_run=self._pool.longest_free_run)
 
     def check_integrity(self, num_committed: dict[str, int]) -> None:
         """Recounts holders; a snapshot has none, so nobody can be writing to it."""

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from firstlight.cache.cache_group import CacheGroup
-from firstlight.cache.far_pool import FarPool, FarSizes, UnitMove
+from firstlight.cache.far_pool import FarPool, FarSizes
 from firstlight.cache.far_prefix import num_spared
+from firstlight.cache.moves import Moves, UnitMove
 from firstlight.cache.paged_group import PagedGroup
 from firstlight.cache.prefix_index import PrefixChain
 from firstlight.cache.recurrent_group import RecurrentGroup
@@ -51,6 +52,8 @@ def make_pools(
 class Tiers:
     """Units outside the device of all groups, those of parked requests among them.
 
+    `moves` is where all copies are ordered, those within the device too.
+
     Full blocks of a preempted request stay findable and go out when their place is needed. Only
     what no index names has to be parked: the block it was writing and its recurrent state.
     """
@@ -58,15 +61,14 @@ class Tiers:
     def __init__(
         self,
         groups: Sequence[CacheGroup],
-        moves: list[UnitMove],
+        moves: Moves,
         *,
         block_size: int,
         unit_bytes: Sequence[int],
     ) -> None:
-        self._groups, self._moves = groups, moves
+        self._groups, self.moves = groups, moves
         self._block_size, self._unit_bytes = block_size, unit_bytes
         self._parked: dict[str, Parked] = {}
-        self._moved: dict[str, list[tuple[int, int, int]]] = {}
 
     @property
     def exist(self) -> bool:
@@ -77,12 +79,6 @@ class Tiers:
     def first_place(self) -> str:
         """Where state goes first."""
         return next(group.far.first_place for group in self._groups if group.far is not None)
-
-    def take_moves(self) -> list[UnitMove]:
-        """The copies to be made, in this order, before anything else of the next step."""
-        moves = list(self._moves)
-        self._moves.clear()
-        return moves
 
     def holds_part(self, chain: PrefixChain, num_shared: int) -> bool:
         """Whether some of the state of so many blocks, which was found, lies outside the device."""
@@ -179,16 +175,9 @@ class Tiers:
                 self.drop_all()
             blocks = range(first, min(asked.num_committed, first + wanted))
             moved = group.spill(request_id, chain, blocks)
-            self.note_moved(request_id, [(index, *one) for one in moved])
+            for place, unit in moved:
+                self.moves.renumber(request_id, index, place, unit)
         return all(asked.num_needed <= group.num_free for group in paged.values())
-
-    def note_moved(self, request_id: str, moved: list[tuple[int, int, int]]) -> None:
-        """Notes (group, place, unit) of blocks of a running request that got another number."""
-        self._moved.setdefault(request_id, []).extend(moved)
-
-    def take_moved(self, request_id: str) -> list[tuple[int, int, int]]:
-        """What ranks do not know yet of a request's blocks that have got another number."""
-        return self._moved.pop(request_id, [])
 
     def drop_all(self) -> None:
         """Gives back what is parked of all requests."""

@@ -142,6 +142,7 @@ def make_engine_settings(
         context_length=settings.context,
         kv_budget_bytes=settings.kv_budget_bytes,
         block_size=settings.block_size,
+        allocator=settings.allocator,
         max_sequences=settings.max_sequences,
         max_batch_tokens=limits.max_batch_tokens,
         chunk_tokens=limits.chunk_tokens,

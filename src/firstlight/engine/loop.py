@@ -337,6 +337,8 @@ def _group_state(index: int, group: GroupUsage) -> CacheGroupState:
         empty_bytes=group.empty * group.unit_bytes,
         stranded_bytes=group.stranded * group.unit_bytes,
         unwritten_tokens=group.unwritten_tokens,
+        longest_run_bytes=group.longest_run * group.unit_bytes,
+        copied_bytes=group.copied * group.unit_bytes,
         asked_tokens=group.asked_tokens,
         found_tokens=group.found_tokens,
         num_reused=idle.num_reused,

@@ -29,6 +29,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int | None = None
     kv_budget_bytes: int | None = None
     block_size: int = 16
+    allocator: str = "paged"
     max_sequences: int = 64
     max_batch_tokens: int = 2048
     chunk_tokens: int = 512

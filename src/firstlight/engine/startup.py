@@ -262,6 +262,7 @@ class Startup:
         facts["kv_bytes_per_rank"] = plan.paged_bytes
         facts["kv_tokens"] = (plan.num_blocks - 1) * needs.block_size
         facts["kv_dtype"] = needs.kv_dtype
+        facts["allocator"] = self._settings.allocator
         if self._far:
             host, disk = tier_bytes(self._far, needs.unit_bytes)
             facts["tier_host_bytes_per_rank"], facts["tier_disk_bytes_per_rank"] = host, disk
@@ -291,6 +292,7 @@ class Startup:
                 plan.window_blocks,
                 unit_bytes=needs.unit_bytes,
                 far=self._far,
+                allocator=settings.allocator,
             ),
         )
         limits = SchedulerSettings(

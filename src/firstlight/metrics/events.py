@@ -89,9 +89,10 @@ class CacheGroupState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """How a cache group is used now, in bytes of one rank; from `asked_tokens` on, in all.
 
     used + cached + empty bytes are all there are; `stranded_bytes` are the part of the latter two
-    that nobody can use, because another group is full. `unwritten_tokens` have room in blocks that
-    requests hold. Of `asked_tokens` this group had `found_tokens`; units that were reused or
-    evicted had been idle for so many seconds.
+    that nobody can use, because another group is full, and `longest_run_bytes` of them lie in a
+    row. `unwritten_tokens` have room in blocks that requests hold. `copied_bytes` were copied on
+    the device to make room. Of `asked_tokens` this group had `found_tokens`; units that were reused
+    or evicted had been idle for so many seconds.
     """
 
     group: str
@@ -100,6 +101,8 @@ class CacheGroupState(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     empty_bytes: int
     stranded_bytes: int
     unwritten_tokens: int
+    longest_run_bytes: int
+    copied_bytes: int
     asked_tokens: int
     found_tokens: int
     num_reused: int

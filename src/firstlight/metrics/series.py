@@ -141,6 +141,8 @@ class Series:
         self._set("cache_group_bytes", event.empty_bytes, event.group, "empty")
         self._set("cache_stranded_bytes", event.stranded_bytes, event.group)
         self._set("cache_unwritten_tokens", event.unwritten_tokens, event.group)
+        self._set("cache_longest_free_bytes", event.longest_run_bytes, event.group)
+        self._set("cache_copied_bytes_total", event.copied_bytes, event.group)
         self._set("cache_asked_tokens_total", event.asked_tokens, event.group)
         self._set("cache_found_tokens_total", event.found_tokens, event.group)
         self._set("cache_reuses_total", event.num_reused, event.group)

@@ -70,6 +70,8 @@ _ROWS: tuple[Metric, ...] = (
     ),
     Metric("cache_stranded_bytes", "gauge", "B", "Free, but another group is full", ("group",)),
     Metric("cache_unwritten_tokens", "gauge", "tokens", "Held blocks' room without", ("group",)),
+    Metric("cache_longest_free_bytes", "gauge", "B", "Free bytes that lie in a row", ("group",)),
+    Metric("cache_copied_bytes_total", "counter", "B", "Copied to make room in a row", ("group",)),
     Metric("cache_asked_tokens_total", "counter", "tokens", "Reusable at most", ("group",)),
     Metric("cache_found_tokens_total", "counter", "tokens", "Of these found here", ("group",)),
     Metric("cache_reuses_total", "counter", "1", "Idle blocks or slots used again", ("group",)),

@@ -17,6 +17,7 @@ from firstlight.runner.batch_builder import StepBatch, build_batch
 from firstlight.runner.cache_tensors import copy_slots
 from firstlight.runner.encoder_cache import EncoderCache
 from firstlight.runner.image_placement import find_placements, place_images
+from firstlight.runner.page_copies import copy_pages, layers_by_group
 from firstlight.runner.rows import RowTable
 from firstlight.runner.sampler import SampleRow, allowed_tokens, sample, token_logprobs
 from firstlight.runner.tier_store import TierStore
@@ -76,6 +77,8 @@ class ModelRunner:
         context = self._context
         if context.tiers is not None:
             context.tiers.begin(plan)
+        elif plan.moves:
+            copy_pages(layers_by_group(context.states), plan.moves)
         copy_slots(context.states, plan.restores)
         if context.tiers is not None:
             context.tiers.fetch(plan.fetches)

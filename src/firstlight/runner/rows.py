@@ -107,8 +107,10 @@ class RowTable:
     def _extend(self, step: SequenceStep) -> None:
         row = self[step.row]
         row.token_ids.extend(step.new_tokens)
-        for group, place, page in step.moved:
-            self._tables_GRP[group, step.row, place] = page
+        if step.moved:
+            groups, places, pages = zip(*step.moved, strict=True)
+            at = (torch.tensor(groups), torch.tensor(step.row), torch.tensor(places))
+            self._tables_GRP[at] = torch.tensor(pages, dtype=torch.int32)
         self._append_pages(step.row, row, step.new_blocks)
 
     def _append_pages(self, index: int, row: Row, blocks: list[list[int]]) -> None:

@@ -7,11 +7,13 @@ that were written, is reported as lost and never handed out.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from itertools import groupby
 from typing import Any
 
 from firstlight.cache.far_pool import HOST
 from firstlight.errors import EnvironmentProblem
 from firstlight.runner.disk_tier import DiskTier
+from firstlight.runner.page_copies import copy_pages
 from firstlight.runner.read_ahead import CHANGED, ReadAhead
 from firstlight.runner.staging_rows import StagingRows
 from firstlight.runner.unit_bytes import Row
@@ -37,6 +39,7 @@ class TierStore:
         self._ahead = ReadAhead(
             groups, disk, behind=self._behind, ledger=self._ledger, staging=self._incoming
         )
+        self._layers = {index: group.units.layers for index, group in enumerate(groups)}
 
     @property
     def unit_bytes(self) -> tuple[int, ...]:
@@ -63,8 +66,12 @@ class TierStore:
         for number in plan.recalled:
             self._ahead.drop(number)
         self._behind.begin()
-        for move in plan.moves:
-            self._move(move)
+        for is_near, moves in groupby(plan.moves, self._stays_near):
+            if is_near:
+                copy_pages(self._layers, list(moves))
+            else:
+                for move in moves:
+                    self._move(move)
         self._behind.flush()
 
     def fetch(self, fetches: Iterable[Fetch]) -> None:
@@ -125,6 +132,9 @@ class TierStore:
         self._behind.close(wait=can_wait)
         if self._disk is not None:
             self._disk.close()
+
+    def _stays_near(self, move: UnitCopy) -> bool:
+        return move.target < self._groups[move.group].first
 
     def _move(self, move: UnitCopy) -> None:
         group, (source, target) = move.group, (move.source, move.target)

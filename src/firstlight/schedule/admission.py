@@ -130,6 +130,7 @@ class Hold(str, Enum):
     NO_SLOT = "all slots of recurrent state are taken"
     CONTESTED = "a running request is short of cache blocks"
     NO_BLOCKS = "too few free cache blocks"
+    NO_PLACE = "the free cache blocks lie apart, and joining them copies too much"
 
 
 class Room(NamedTuple):
@@ -183,8 +184,11 @@ def find_hold(
     if hold is not None:
         return hold
     num_tokens = min(request.num_known + 1, cache.max_tokens)
-    needed = cache.needs(request, num_tokens, num_cached=(lookup or cache.lookup)(request))
-    return hold_for_blocks(room, needed)
+    num_cached = (lookup or cache.lookup)(request)
+    hold = hold_for_blocks(room, cache.needs(request, num_tokens, num_cached=num_cached))
+    if hold is None and not cache.can_place(request, num_tokens, num_cached=num_cached):
+        return Hold.NO_PLACE
+    return hold
 
 
 def _least_tokens(submitted: SubmittedRequest) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from firstlight.cache.far_pool import UnitMove
+from firstlight.cache.moves import UnitMove
 from firstlight.schedule.request import Request
 from firstlight.schedule.step import Fetch, UnitCopy
 

@@ -130,7 +130,9 @@ class Scheduler:
         self._under_way = draft
         saves = self._make_snapshots(draft)
         fetches, recalled = self._incoming.take_orders()
-        draft.move(self._cache.tiers.take_moves(), fetches=fetches, recalled=recalled)
+        draft.note_renumbered(self._cache)
+        copies = self._cache.tiers.moves.take_copies()
+        draft.move(copies, fetches=fetches, recalled=recalled)
         return draft.to_plan(
             self._rows.take_released(),
             restores=self._cache.take_restores(),
@@ -193,7 +195,8 @@ class Scheduler:
             draft.is_contested = True
             blocks = self._grow_by_preempting(request, num_tokens, draft)
         if blocks is not None:
-            draft.add(request, count, blocks, self._cache.tiers.take_moved(request.request_id))
+            moved = self._cache.tiers.moves.take_renumbered(request.request_id)
+            draft.add(request, count, blocks, moved)
 
     def _count(self, request: Request, draft: StepDraft) -> int:
         """Pending tokens within chunk and budget, but none beyond the point of a snapshot."""
@@ -309,7 +312,7 @@ class Scheduler:
             if not is_alone or not self._cache.spill(request, num_tokens):
                 return False
             self._cache.grow(request, num_tokens)
-        self._cache.tiers.take_moved(request.request_id)
+        self._cache.tiers.moves.take_renumbered(request.request_id)
         self._tally.start(request)
         request.row = self._rows.take()
         request.state = RequestState.RUNNING

@@ -37,7 +37,8 @@ class StateCopy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UnitCopy(msgspec.Struct, frozen=True, array_like=True):
-    """A copy of unit `source` of a cache group onto unit `target`, in every layer of the group.
+    """A copy of unit `source` of a cache group onto unit `target`, in every layer of the group. It
+    stays on the device where an allocator makes room, and goes out of it where tiers keep content.
 
     Units of all places share one numbering: those of the device, then host memory, then disk.
     """

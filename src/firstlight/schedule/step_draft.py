@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable
 
+import msgspec
+
 from firstlight.cache.cache_group import SlotCopy
-from firstlight.cache.far_pool import UnitMove
+from firstlight.cache.manager import CacheManager
+from firstlight.cache.moves import UnitMove
 from firstlight.schedule.request import Request
 from firstlight.schedule.step import (
     Fetch,
@@ -68,6 +71,13 @@ class StepDraft:
         request.num_sent = len(tokens)
         self.add(request, count, [])
 
+    def note_renumbered(self, cache: CacheManager) -> None:
+        """Corrects what was planned before blocks moved to make room for what was planned later."""
+        moves = cache.tiers.moves
+        for request in [r for r in self.steps if r.request_id in moves.renumbered]:
+            moved = moves.take_renumbered(request.request_id)
+            self._renumber(request, moved, cache.blocks(request))
+
     def remove(self, request: Request) -> None:
         """Takes back what was added for a request that is preempted after all."""
         step = self.steps.pop(request, None)
@@ -98,3 +108,22 @@ class StepDraft:
             fetches=self._fetches,
             recalled=self._recalled,
         )
+
+    def _renumber(
+        self, request: Request, moved: list[tuple[int, int, int]], blocks: list[list[int]]
+    ) -> None:
+        step = self.steps[request]
+        self._new = [
+            msgspec.structs.replace(new, blocks=blocks) if new.row == step.row else new
+            for new in self._new
+        ]
+        if any(new.row == step.row for new in self._new):
+            return
+        known = [len(held) for held in blocks]
+        fresh = [list(new) for new in step.new_blocks]
+        for group, new in enumerate(fresh):
+            known[group] -= len(new)
+            new[:] = blocks[group][known[group] :]
+        places = {(g, place): unit for g, place, unit in (*step.moved, *moved)}
+        kept = [(g, place, unit) for (g, place), unit in places.items() if place < known[g]]
+        self.steps[request] = msgspec.structs.replace(step, new_blocks=fresh, moved=kept)

@@ -16,6 +16,7 @@ from firstlight.settings.tiers import parse_tiers
 DTYPES = ("float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "int8", "fp8")
 LOAD_FROM = ("own", "rank0")
+ALLOCATORS = ("paged", "dynamic")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -86,6 +87,11 @@ class ServeSettings:
         "for nowhere",
     )
     block_size: int = setting(16, "tokens in a cache block", minimum=1)
+    allocator: str = setting(
+        "paged",
+        "where blocks of a sequence lie: paged anywhere, dynamic in one growing row",
+        choices=ALLOCATORS,
+    )
     max_sequences: int = setting(64, "sequences computed in one step", minimum=1)
     objective: str = setting(
         "balanced",
