@@ -41,9 +41,9 @@ class LiveService:
         """All the service has written."""
         return self._log.read_text(errors="replace")
 
-    def wait_ready(self) -> "LiveService":
+    def wait_ready(self, seconds: float = START_SECONDS) -> "LiveService":
         """Waits until /ready says yes."""
-        self.wait_for(self._is_ready, START_SECONDS, "ready")
+        self.wait_for(self._is_ready, seconds, "ready")
         return self
 
     def _is_ready(self) -> bool:
