@@ -13,14 +13,14 @@ from local_engine import EngineShape, LocalEngine, fast_kernels, greedy, random_
 from state_digests import state_digests
 
 K3 = Path(__file__).parents[1] / "data" / "k3" / "checkpoint"
-[PROMPT] = random_prompts(3000, below=250)
+[PROMPT] = random_prompts(1300, below=250)
 WHOLE = EngineShape(
-    num_blocks=60,
+    num_blocks=30,
     block_size=64,
     max_sequences=2,
     max_batch_tokens=256,
     chunk_tokens=256,
-    context_length=4096,
+    context_length=2048,
     num_slots=5,
 )
 
@@ -38,12 +38,12 @@ def run(engine: LocalEngine) -> tuple[list[int], list[Any], dict[str, str]]:
     return outcome.token_ids, outcome.logprobs, digests
 
 
-@pytest.mark.parametrize("attention", ["full", "sparse=64x6,recent=64", "sparse=128x2"])
+@pytest.mark.parametrize("attention", ["full", "sparse=64x4,recent=64"])
 def test_states_are_those_of_a_device_that_holds_everything(attention: str, tmp_path: Path) -> None:
     shape = replace(WHOLE, attention=attention)
     resident = LocalEngine(K3, shape, fast_kernels())
-    far = (FarSizes(6, 60),) * len({state.group for state in resident.states})
-    small = replace(shape, num_blocks=12, far=far, tier_folder=str(tmp_path))
+    far = (FarSizes(3, 30),) * len({state.group for state in resident.states})
+    small = replace(shape, num_blocks=10, far=far, tier_folder=str(tmp_path))
     tiered = LocalEngine(K3, small, fast_kernels(), resident.model)
     assert run(tiered) == run(resident)
     assert tiered.scheduler.counts.lost_units == 0

@@ -22,7 +22,7 @@ from firstlight.runner.unit_places import GroupPlaces
 from firstlight.runner.write_behind import WriteBehind
 from firstlight.schedule.incoming import OVERDUE_SECONDS
 from firstlight.schedule.step import Fetch, StepPlan, TierReport, UnitCopy
-from firstlight.sharding.tier_pieces import STAGING_BYTES
+from firstlight.sharding.tier_pieces import STAGING_BYTES, STAGING_SHARE
 
 # How long a step without tokens waits for what is on its way.
 IDLE_SECONDS = 0.05
@@ -34,7 +34,9 @@ class TierStore:
     def __init__(self, groups: Sequence[GroupPlaces], disk: DiskTier | None) -> None:
         self._groups, self._disk = groups, disk
         self._ledger = UnitLedger()
-        self._outgoing, self._incoming = (StagingRows(STAGING_BYTES) for _ in range(2))
+        in_host = sum(group.sizes.host * group.unit_bytes for group in groups)
+        most = min(STAGING_BYTES, int(in_host * STAGING_SHARE)) if in_host else STAGING_BYTES
+        self._outgoing, self._incoming = (StagingRows(most) for _ in range(2))
         self._behind = WriteBehind(groups, disk, self._ledger, self._outgoing)
         self._ahead = ReadAhead(
             groups, disk, behind=self._behind, ledger=self._ledger, staging=self._incoming

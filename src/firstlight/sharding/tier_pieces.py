@@ -7,6 +7,8 @@ Knows no tier: ranks take memory by these numbers, and whoever plans or audits i
 SLAB_BYTES = 32 * 1024**2
 # Between device and disk are so many bytes each way at most, or one larger unit.
 STAGING_BYTES = 16 * 1024**2
+# Beside a host tier it is no more than this part of it each way.
+STAGING_SHARE = 1 / 32
 
 
 def rows_per_slab(row_bytes: int) -> int:
