@@ -14,11 +14,10 @@ from firstlight.cache.block_table import Table
 from firstlight.cache.extents import Extent, Shift, cheapest_room, gaps_between
 from firstlight.cache.moves import Moves, UnitMove
 
-# Blocks that may be copied for each block of room. Otherwise a request yields, whose blocks are
-# that room, and computes them again, or a new one waits. A copy costs a hundredth of computing or
-# less (docs/benchmarks/allocators.md); the rest of the difference is for the other requests of the
-# step, which wait for the copies.
-COPIES_PER_BLOCK = 16
+# Blocks that may be copied for each block of room: what computing one again costs, as measured
+# (docs/benchmarks/allocators.md). Otherwise a request yields, whose blocks are that room, and
+# computes them again, or a new one waits.
+COPIES_PER_BLOCK = 128
 
 
 class Place(NamedTuple):
@@ -222,6 +221,8 @@ class DynamicAllocator:
             if self._stock.pool.are_free(own.stop, size):
                 return Place(own.start)
             gap = self._gap_for(extents, own.length + size, keep_reserved=True)
+            if gap is None:
+                gap = self._gap_for(extents, own.length + size, keep_reserved=False)
             room = cheapest_room(extents, size, self._num_blocks, gap=behind)
             for copied, place in (
                 (own.length, None if gap is None else Place(gap, (Shift(own, gap),))),
