@@ -17,15 +17,22 @@ ENTRY_TYPE = np.dtype([("digest", f"V{DIGEST_BYTES}"), ("checksum", "<u8")])
 Entries = np.ndarray[Any, np.dtype[Any]]
 
 
-def position_bytes(unit: str, key: GranuleKey) -> bytes:
-    """Returns how a granule's position enters its digest."""
-    return f"{unit}\0{key.block}\0{key.expert}\0{key.granule}".encode()
-
-
 def granule_digest(data: memoryview, unit: str, key: GranuleKey) -> bytes:
     """Returns the digest of a granule's bytes at its position."""
-    hasher = blake3(data)
-    hasher.update(position_bytes(unit, key))
+    return close_digest(blake3(data), unit, key)
+
+
+def scattered_digest(pieces: Iterable[memoryview], unit: str, key: GranuleKey) -> bytes:
+    """Returns the digest of a granule whose bytes lie in several places."""
+    hasher = blake3()
+    for piece in pieces:
+        hasher.update(piece)
+    return close_digest(hasher, unit, key)
+
+
+def close_digest(hasher: blake3, unit: str, key: GranuleKey) -> bytes:
+    """Returns the digest of a granule whose bytes were all hashed."""
+    hasher.update(f"{unit}\0{key.block}\0{key.expert}\0{key.granule}".encode())
     return hasher.digest(DIGEST_BYTES)
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from blake3 import blake3
 
-from firstlight.checkpoint.digests import Entries, granule_digest, position_bytes
+from firstlight.checkpoint.digests import Entries, close_digest, granule_digest
 from firstlight.checkpoint.executor import Job, Worker
 from firstlight.checkpoint.fill_in_place import fill_in_place, runs_in_place
 from firstlight.checkpoint.fill_tensors import destination
@@ -27,7 +27,6 @@ from firstlight.checkpoint.granule_values import (
 from firstlight.checkpoint.positioned_io import InputFile, Staging
 from firstlight.checkpoint.read_plan import LARGEST_READ, Target
 from firstlight.checkpoint.store_layout import (
-    DIGEST_BYTES,
     PartPlace,
     PartRecord,
     granule_bytes,
@@ -145,8 +144,7 @@ def _fill_by_part(
             worker.spend("place", started)
         at = end
     if entries is not None:
-        hasher.update(position_bytes(read.unit.name, read.key))
-        found = hasher.digest(DIGEST_BYTES)
+        found = close_digest(hasher, read.unit.name, read.key)
         compare_digest(found, entries, read.entry, path=file.path, unit=read.unit, key=read.key)
 
 

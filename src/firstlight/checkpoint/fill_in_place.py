@@ -11,9 +11,8 @@ from time import perf_counter
 from typing import NamedTuple
 
 import torch
-from blake3 import blake3
 
-from firstlight.checkpoint.digests import Entries, position_bytes
+from firstlight.checkpoint.digests import Entries, scattered_digest
 from firstlight.checkpoint.executor import Worker
 from firstlight.checkpoint.fill_tensors import destination
 from firstlight.checkpoint.granule_plan import GranuleRead
@@ -26,7 +25,6 @@ from firstlight.checkpoint.granule_values import (
 from firstlight.checkpoint.positioned_io import InputFile
 from firstlight.checkpoint.read_plan import Target
 from firstlight.checkpoint.store_layout import (
-    DIGEST_BYTES,
     PartPlace,
     PartRecord,
     granule_parts,
@@ -135,11 +133,7 @@ def _check(
     file: InputFile,
 ) -> None:
     key = read.key._replace(granule=read.key.granule + number)
-    hasher = blake3()
-    for piece in granule:
-        hasher.update(piece)
-    hasher.update(position_bytes(read.unit.name, key))
-    found = hasher.digest(DIGEST_BYTES)
+    found = scattered_digest(granule, read.unit.name, key)
     compare_digest(found, entries, read.entry + number, path=file.path, unit=read.unit, key=key)
 
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from firstlight.checkpoint.digests import ENTRY_TYPE, checksums, position_bytes
+from firstlight.checkpoint.digests import ENTRY_TYPE, checksums, close_digest
 from firstlight.checkpoint.positioned_io import (
     OutputFile,
     explained,
@@ -95,8 +95,7 @@ class UnitWriter:
         for entry, key in enumerate(granule_keys(self._unit)):
             size = granule_bytes(self._unit.blocks[key.block], key.granule)
             self._hash(entry, size, memoryview(b""))
-            self._hashers[entry].update(position_bytes(self._unit.name, key))
-            raw += self._hashers[entry].digest(DIGEST_BYTES)
+            raw += close_digest(self._hashers[entry], self._unit.name, key)
         entries["digest"] = np.frombuffer(bytes(raw), f"V{DIGEST_BYTES}")
         entries["checksum"] = self._sums
         index = entries.tobytes()
