@@ -182,3 +182,19 @@ def test_bad_input_names_its_field(
         ask(client, fields.pop("messages", MESSAGES), **fields)
     assert refused.value.param == parameter
     assert ask(client, max_tokens=1).choices
+
+
+def test_a_prompt_longer_than_the_device(
+    service: LiveService, start_service: Any, tmp_path: Path
+) -> None:
+    prompt = [(7 * i) % 250 + 3 for i in range(900)]
+    want = service.complete(prompt, model="k3", max_tokens=6).json()["choices"]
+    limits = ("--kv-budget-bytes", "320KiB", "--context", "1024", "--chunk-tokens", "64")
+    tiers = ("--tiers", f"host=256KiB,disk={tmp_path / 'tier'}:4MiB", "--max-sequences", "2")
+    small = start_service(DATA / "checkpoint", *limits, *tiers).wait_ready()
+    assert small.get("/startup").json()["facts"]["kv_tokens"] < len(prompt) // 2
+    for _ in range(2):  # the second time it is found where it lies
+        reply = small.complete(prompt, max_tokens=6).json()["choices"]
+        assert reply[0]["token_ids"] == want[0]["token_ids"]
+    moved = {key: value for key, value in small.metrics().items() if "tier_moved_bytes" in key}
+    assert sum(value for key, value in moved.items() if "disk" in key and '"in"' in key) > 0
