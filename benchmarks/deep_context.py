@@ -7,10 +7,10 @@ holds everything, once within the budgets of device and host and with the rest o
 
     python benchmarks/deep_context.py RECORDS --length 262144 --side resident
     python benchmarks/deep_context.py RECORDS --length 262144 --side tiered
-    python benchmarks/deep_context.py RECORDS --length 1048576 --side tiered --attention sparse=64x64
     python benchmarks/deep_context_page.py RECORDS
 
-Each call adds a file to the folder RECORDS. In small, for trying: --length 8192 --chunk 512
+and so on for other lengths, and with --attention sparse=64x32. Each call adds a file to the folder
+RECORDS; those beyond 100,000 tokens take a quarter of an hour and more. In small, for trying: --length 8192 --chunk 512
 --device-bytes 1MiB --host-bytes 1MiB.
 """
 
