@@ -10,8 +10,8 @@ holds everything, once within the budgets of device and host and with the rest o
     python benchmarks/deep_context_page.py RECORDS
 
 and so on for other lengths, and with --attention sparse=64x32. Each call adds a file to the folder
-RECORDS; those beyond 100,000 tokens take a quarter of an hour and more. In small, for trying: --length 8192 --chunk 512
---device-bytes 1MiB --host-bytes 1MiB.
+RECORDS; those beyond 100,000 tokens take a quarter of an hour and more. In small, for trying:
+--length 8192 --chunk 512 --device-bytes 4MiB --host-bytes 1MiB.
 """
 
 from __future__ import annotations
