@@ -1,14 +1,18 @@
 """The start-up gate: what it lets pass, and each kind of wrong answer it must not."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from firstlight.checkpoint.known_answers import KnownAnswers, KnownCase
+from firstlight.accept.convert import convert
+from firstlight.checkpoint.known_answers import KnownAnswers, KnownCase, read_answers
 from firstlight.engine.gate import LEAST_TOLERANCE, compare_answers, fit_answers, tolerance_for
 from firstlight.schedule.step import TokenLogprobs
+from local_engine import EngineShape, LocalEngine, fast_kernels, greedy
+from tiny_text_model import write_text_model
 
 CASE = KnownCase(
     name="prose",
@@ -100,3 +104,15 @@ def test_a_context_in_which_nothing_can_be_compared_leaves_no_case() -> None:
 def test_a_gate_that_compared_nothing_does_not_pass() -> None:
     nothing = msgspec.structs.replace(ANSWERS, cases=[])
     assert not compare_answers(nothing, [], "float32").passed
+
+
+def test_int8_caches_pass_by_their_own_tolerance_alone(tmp_path: Path) -> None:
+    convert(write_text_model(tmp_path / "checkpoint"), tmp_path / "store")
+    answers = read_answers(tmp_path / "store")
+    assert answers is not None
+    engine = LocalEngine(tmp_path / "store", EngineShape(kv_dtype="int8"), fast_kernels())
+    texts = [case.token_ids for case in answers.cases]
+    scores = [o.prompt_logprobs for o in engine.run(texts, greedy(1, prompt_logprobs=1))]
+    found = compare_answers(answers, scores, "float32", "int8")
+    assert found.passed and found.compared > 0, found.shown_failures
+    assert not compare_answers(answers, scores, "float32").passed

@@ -347,7 +347,8 @@ class Startup:
         decoding = [decoding_request(case) for case in cases]
         found = self._serve_own(running, [*scoring, *decoding])
         scored, decoded = found[: len(cases)], found[len(cases) :]
-        result = compare_answers(answers, [s.scores for s in scored], self._settings.dtype)
+        settings, scores = self._settings, [served.scores for served in scored]
+        result = compare_answers(answers, scores, settings.dtype, settings.kv_dtype)
         again = [
             scoring_request(f"again-{case.name}", [*request.prompt_ids, *served.token_ids])
             for case, request, served in zip(cases, decoding, decoded, strict=True)
