@@ -16,8 +16,8 @@ from firstlight.schedule.step import TokenLogprobs
 # Other kernels and other summation orders may stray a few times as far as the recorded spread.
 SPREAD_FACTOR = 4.0
 LEAST_TOLERANCE = 2e-5
-# What caches of a byte a value may add: answers are recorded without a cache. Twice what was seen of
-# k3-mini and SmolLM2-135M, at tokens of probability 1e-9: 0.23 with int8, 0.80 with fp8.
+# What caches of a byte a value may add: answers are recorded without a cache. Twice what was seen
+# of k3-mini and SmolLM2-135M, at tokens of probability 1e-9: 0.23 with int8, 0.80 with fp8.
 CACHE_TOLERANCES = {"int8": 0.5, "fp8": 2.0}
 
 
