@@ -92,7 +92,7 @@ class DynamicAllocator:
             self._stock.share(_found(find(key)))
         self._shift(place.shifts)
         if in_place:
-            return [_found(find(key)) for key in keys]
+            return [_found(find(key)) for key in keys if key is not None]
         blocks = list(range(place.start, place.start + len(keys)))
         for block, key in zip(blocks, keys, strict=True):
             self._take(block)

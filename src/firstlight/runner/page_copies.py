@@ -58,6 +58,6 @@ def _batches(copies: Sequence[UnitCopy]) -> Iterator[tuple[int, list[int], list[
 def _copy(tensor: Tensor, sources_N: Tensor, targets_N: Tensor) -> None:
     """The sources of a part are read before its targets are written; no later part reads these."""
     at_once = max(1, BYTES_AT_ONCE // max(1, tensor[0].nbytes))
-    parts = zip(sources_N.split(at_once), targets_N.split(at_once), strict=True)
-    for part_sources_N, part_targets_N in parts:
-        tensor.index_copy_(0, part_targets_N, tensor.index_select(0, part_sources_N))
+    for first in range(0, len(sources_N), at_once):
+        part = slice(first, first + at_once)
+        tensor.index_copy_(0, targets_N[part], tensor.index_select(0, sources_N[part]))
