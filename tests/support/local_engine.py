@@ -3,6 +3,7 @@
 The same objects that serve, without sockets: what tests of equality and of failures need.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from firstlight.runner.cache_tensors import CacheShape, allocate_states
 from firstlight.runner.encoder_cache import EncoderCache, ImageEncoder
 from firstlight.runner.model_runner import ModelRunner, RunnerContext
 from firstlight.runner.open_tiers import make_store
+from firstlight.runner.protocol import StepDone, joint_result
 from firstlight.runner.rows import RowTable
 from firstlight.schedule.answers import RequestUpdate
 from firstlight.schedule.request import MediaItem, SamplingParams, SubmittedRequest
@@ -134,6 +136,7 @@ class LocalEngine:
             self.images = EncoderCache(encoder, budget_bytes=shape.encoder_cache_bytes)
         samples = mesh.is_first
         layout = {"weights": source.digest, "tp": mesh.tp, "block_size": shape.block_size}
+        layout["rank"] = mesh.place.rank
         self.tiers, self.states = make_store(
             self.states, shape.far, folder=shape.tier_folder, layout=layout
         )
@@ -167,6 +170,7 @@ class LocalEngine:
             self.cache,
         )
         self.outcomes: dict[str, Outcome] = {}
+        self.moved: Counter[tuple[str, bool]] = Counter()  # bytes by place, inward or not
         self._count = 0
 
     def submit(
@@ -174,10 +178,9 @@ class LocalEngine:
         prompt: Sequence[int],
         params: SamplingParams,
         media: Sequence[MediaItem] = (),
-        *,
-        priority: int = 0,
+        **fields: Any,
     ) -> str:
-        """Queues a request and returns its id."""
+        """Queues a request and returns its id. `fields` are those of SubmittedRequest."""
         self._count += 1
         request_id = f"request-{self._count}"
         self.outcomes[request_id] = Outcome()
@@ -187,24 +190,39 @@ class LocalEngine:
                 prompt_ids=list(prompt),
                 params=params,
                 media=tuple(media),
-                priority=priority,
+                **fields,
             )
         )
         return request_id
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request at once, if it has not ended."""
+        for update in self.scheduler.cancel([request_id]):
+            self.outcomes[request_id].take(update)
 
     def step(self) -> bool:
         """Runs one step; False when there was nothing to do."""
         plan = self.scheduler.schedule()
         if plan is None:
             return False
-        for update in self.scheduler.update(self._agreed(self.runner.run(plan))):
+        result = self._agreed(self.runner.run(plan))
+        for update in self.scheduler.update(result):
             self.outcomes[update.request_id].take(update)
+        for flow in result.tiers.flows if result.tiers is not None else ():
+            self.moved[flow.place, flow.inward] += flow.num_bytes
         return True
 
     def _agreed(self, result: StepResult) -> StepResult:
-        """Only the first rank samples: every scheduler goes on with what it found."""
+        """Only the first rank samples: every scheduler goes on with what it found. What tiers did
+        is known when all ranks have said it.
+        """
         if self._group is None:
             return result
+        if self.tiers is not None:
+            done: list[Any] = [None] * dist.get_world_size(self._group)
+            report = StepDone(dist.get_rank(self._group), result, 0, 0)
+            dist.all_gather_object(done, report, group=self._group)
+            return joint_result(done)
         shared: list[Any] = [result]
         dist.broadcast_object_list(shared, group=self._group, group_src=0, device=self._device)
         agreed: StepResult = shared[0]
