@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from firstlight.errors import ConfigError
 from firstlight.layers.layer_state import PagedKeysValues, PagedLatents, RecurrentSlots
+from firstlight.planning.caches import HeldCaches, held_cache_bytes
+from firstlight.planning.tier_sizing import UnitCut, unit_bytes_of
 from firstlight.runner.cache_tensors import (
     CacheShape,
     allocate_states,
@@ -36,6 +38,22 @@ LAYERS = (DELTA, LATENT, DELTA, KEYS, OTHER)
 def test_the_bytes_planned_are_the_bytes_allocated(tp: int, dtype: torch.dtype) -> None:
     shape = CacheShape(7, 16, tp, dtype, CPU, num_slots=5)
     assert state_bytes(allocate_states(LAYERS, shape)) == planned_cache_bytes(LAYERS, shape)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("page", [16, 64, 128])
+def test_summaries_are_planned_to_the_byte_whatever_a_page_holds(page: int, kv_dtype: str) -> None:
+    layers = (
+        GroupedQueryState(kv_heads=2, head_dim=24, summary_tokens=page),
+        LatentState(width=144, summary_tokens=page),
+    )
+    shape = CacheShape(7, page, 2, torch.float32, CPU, kv_dtype=kv_dtype)
+    planned = planned_cache_bytes(layers, shape)
+    assert state_bytes(allocate_states(layers, shape)) == planned
+    held = held_cache_bytes(layers, HeldCaches(7, page, 0, {}, kv_dtype), tp=2, element_bytes=4)
+    assert sum(held.values()) == planned
+    cut = UnitCut(page, 2, 4, kv_dtype)
+    assert 7 * sum(unit_bytes_of(layers, cut)) == planned
 
 
 def test_each_kind_of_state_has_the_shape_layers_expect() -> None:

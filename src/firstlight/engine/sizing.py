@@ -23,7 +23,7 @@ from firstlight.planning.tier_sizing import (
     unit_bytes_of,
 )
 from firstlight.settings.tiers import TierSettings, parse_tiers
-from firstlight.sharding.state_spec import StateSpec, cached_token_bytes
+from firstlight.sharding.state_spec import StateSpec, cached_page_bytes
 from firstlight.sharding.tier_pieces import most_staging_bytes
 from firstlight.units import format_bytes
 
@@ -120,9 +120,10 @@ class CacheNeeds:
         sizes: Counter[str] = Counter()
         windows = self.window_blocks(num_blocks)
         for state in self.states:
-            token = cached_token_bytes(state, self.tp, self.element_bytes, self.kv_dtype)
-            blocks = group_blocks(state, num_blocks, windows)
-            sizes[state.kind] += token * self.block_size * blocks
+            page = cached_page_bytes(
+                state, self.tp, self.element_bytes, self.kv_dtype, self.block_size
+            )
+            sizes[state.kind] += page * group_blocks(state, num_blocks, windows)
         return {kind: size for kind, size in sizes.items() if size}
 
     def most_blocks(self, limit: int, *, wanted: int) -> int:

@@ -15,7 +15,7 @@ from firstlight.cache.cache_group import RECURRENT
 from firstlight.cache.manager import blocks_for, distinct_specs
 from firstlight.cache.paged_group import group_blocks, most_blocks_held, sink_blocks, window_of
 from firstlight.planning.tier_sizing import UnitCut, unit_bytes_of
-from firstlight.sharding.state_spec import StateSpec, cached_token_bytes
+from firstlight.sharding.state_spec import StateSpec, cached_page_bytes
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ def held_cache_bytes(
     sizes: Counter[str] = Counter()
     for state, layers in Counter(states).items():
         blocks = group_blocks(state, held.num_blocks, held.window_blocks)
-        token = cached_token_bytes(state, tp, element_bytes, held.kv_dtype)
-        paged = token * held.block_size * blocks
+        page = cached_page_bytes(state, tp, element_bytes, held.kv_dtype, held.block_size)
+        paged = page * blocks
         slots = state.sequence_bytes(tp, element_bytes) * held.num_slots
         sizes[state.kind] += layers * (paged + slots)
     return {kind: size for kind, size in sizes.items() if size}

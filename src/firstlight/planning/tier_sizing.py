@@ -14,7 +14,7 @@ from firstlight.cache.paged_group import window_of
 from firstlight.errors import OutOfBudget
 from firstlight.settings.tiers import TierSettings
 from firstlight.sharding.attention_pattern import CHOSEN_TOKENS, SEGMENT_TOKENS
-from firstlight.sharding.state_spec import StateSpec, cached_token_bytes, summary_bytes
+from firstlight.sharding.state_spec import StateSpec, cached_page_bytes, page_summary_bytes
 from firstlight.units import format_bytes
 
 # Recurrent state takes at most this part of a tier beside pages, and one slot of each group at
@@ -34,8 +34,9 @@ class UnitCut(NamedTuple):
 
     def unit_bytes(self, state: StateSpec) -> int:
         """Bytes on one rank of one layer's block or slot."""
-        token = cached_token_bytes(state, self.tp, self.element_bytes, self.kv_dtype)
-        return token * self.block_size + state.sequence_bytes(self.tp, self.element_bytes)
+        size = self.element_bytes
+        page = cached_page_bytes(state, self.tp, size, self.kv_dtype, self.block_size)
+        return page + state.sequence_bytes(self.tp, size)
 
 
 def unit_bytes_of(states: Sequence[StateSpec], cut: UnitCut) -> tuple[int, ...]:
@@ -54,7 +55,7 @@ def tier_device_bytes(states: Sequence[StateSpec], sizes: Sequence[FarSizes], cu
     for state, size in zip(distinct_specs(states), sizes, strict=True) if sizes else ():
         if state.kind == RECURRENT or window_of(state) is not None:
             continue
-        summary = summary_bytes(state, cut.tp) * cut.block_size
+        summary = page_summary_bytes(state, cut.tp)
         tokens = CHOSEN_TOKENS if summary else 2 * SEGMENT_TOKENS
         pages = blocks_for(tokens, cut.block_size)
         found += sum(size) * counts[state] * summary

@@ -28,7 +28,7 @@ from firstlight.sharding.state_spec import (
     LatentState,
     RecurrentState,
     StateSpec,
-    cached_token_bytes,
+    cached_page_bytes,
     int8_groups,
 )
 
@@ -62,10 +62,11 @@ def planned_cache_bytes(states: Sequence[StateSpec], shape: CacheShape) -> int:
     """Returns the bytes all caches of a rank take."""
     size = shape.dtype.itemsize
     per_slot = sum(s.sequence_bytes(shape.tp, size) for s in states)
-    pages = sum(
-        cached_token_bytes(s, shape.tp, size, shape.kv_dtype) * shape.pages(s) for s in states
+    paged = sum(
+        cached_page_bytes(s, shape.tp, size, shape.kv_dtype, shape.block_size) * shape.pages(s)
+        for s in states
     )
-    return pages * shape.block_size + per_slot * shape.num_slots
+    return paged + per_slot * shape.num_slots
 
 
 def allocate_states(states: Sequence[StateSpec], shape: CacheShape) -> tuple[LayerState, ...]:

@@ -120,25 +120,40 @@ class EncoderState:
 def cached_token_bytes(state: StateSpec, tp: int, element_bytes: int, kv_dtype: str) -> int:
     """Bytes per cached token and layer on one rank, of caches of `kv_dtype`: `auto` keeps the
     compute type; BYTE_CACHES a byte a value and an fp16 scale per head, or per INT8_GROUP of a
-    latent. A token's share of its summary is rounded up.
+    latent. A token's share of its summary is rounded up; `cached_page_bytes` is exact.
     """
-    summary = summary_bytes(state, tp)
-    if kv_dtype in BYTE_CACHES and isinstance(state, GroupedQueryState):
-        return 2 * state.local_heads(tp) * (state.head_dim + SCALE_BYTES) + summary
-    if kv_dtype in BYTE_CACHES and isinstance(state, LatentState):
-        return state.width + int8_groups(state.width) * SCALE_BYTES + summary
-    return state.token_bytes(tp, element_bytes) + summary
+    return _row_bytes(state, tp, element_bytes, kv_dtype) + summary_bytes(state, tp)
+
+
+def cached_page_bytes(
+    state: StateSpec, tp: int, element_bytes: int, kv_dtype: str, page_tokens: int
+) -> int:
+    """Bytes of one layer's page on one rank, its summary included."""
+    rows = _row_bytes(state, tp, element_bytes, kv_dtype) * page_tokens
+    return rows + page_summary_bytes(state, tp)
 
 
 def summary_bytes(state: StateSpec, tp: int) -> int:
     """Bytes of summaries a cached token, rounded up."""
     tokens: int = getattr(state, "summary_tokens", 0)
-    if not tokens:
-        return 0
-    width = state.width if isinstance(state, LatentState) else 0
-    if isinstance(state, GroupedQueryState):
-        width = state.local_heads(tp) * state.head_dim
-    return -(-width * SUMMARY_BYTES // tokens)
+    return -(-page_summary_bytes(state, tp) // tokens) if tokens else 0
+
+
+def page_summary_bytes(state: StateSpec, tp: int) -> int:
+    """Bytes of one page's summary on one rank; 0 where no layer chooses by them."""
+    if isinstance(state, LatentState) and state.summary_tokens:
+        return state.width * SUMMARY_BYTES
+    if isinstance(state, GroupedQueryState) and state.summary_tokens:
+        return state.local_heads(tp) * state.head_dim * SUMMARY_BYTES
+    return 0
+
+
+def _row_bytes(state: StateSpec, tp: int, element_bytes: int, kv_dtype: str) -> int:
+    if kv_dtype in BYTE_CACHES and isinstance(state, GroupedQueryState):
+        return 2 * state.local_heads(tp) * (state.head_dim + SCALE_BYTES)
+    if kv_dtype in BYTE_CACHES and isinstance(state, LatentState):
+        return state.width + int8_groups(state.width) * SCALE_BYTES
+    return state.token_bytes(tp, element_bytes)
 
 
 def int8_groups(width: int) -> int:
