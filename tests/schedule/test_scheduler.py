@@ -76,7 +76,7 @@ def test_requests_start_by_priority_then_arrival(make_service: Any) -> None:
 
 def test_the_last_running_request_yields_and_gives_the_same_output(make_service: Any) -> None:
     service = make_service(num_blocks=9)
-    service.add(prompt(10, 1), max_tokens=20)
+    old = service.add(prompt(10, 1), max_tokens=20)
     young = service.add(prompt(10, 2), max_tokens=20)
     service.step(), service.step()
     yielding = service.request(young)
