@@ -52,6 +52,8 @@ COMMON = (
 MOST_TICK = 2.0
 START_SECONDS = 900.0
 SECONDS_BETWEEN_LINES = 60.0
+# A short run goes on for so many times its length until everything has happened once.
+MOST_TIMES = 5
 # An idle service recounts at most every ten seconds.
 RECOUNT_SECONDS = 120.0
 
@@ -186,11 +188,11 @@ class Soak:
     async def _pass_time(
         self, seconds: float, clients: Clients, tasks: list[asyncio.Task[None]]
     ) -> Reading:
-        """Waits; returns what the service holds after a third of the time. Asks a control question
-        now and then, and stops early when a client has failed.
+        """Waits, longer where something it is about has not come about yet; returns what the
+        service holds after a third of the time. Stops early when a client has failed.
         """
         warm, passed, told, last = None, 0.0, 0.0, time.monotonic()
-        while passed < seconds and not any(task.done() for task in tasks):
+        while not await self._is_enough(passed, seconds) and not any(t.done() for t in tasks):
             await asyncio.sleep(0.5)
             now = time.monotonic()
             passed, last = passed + min(now - last, MOST_TICK), now
@@ -200,6 +202,11 @@ class Soak:
                 told = passed // SECONDS_BETWEEN_LINES
                 self._tell(f"{passed:.0f} s, {dict(self._ledger.ended)}")
         return warm or await self._read()
+
+    async def _is_enough(self, passed: float, seconds: float) -> bool:
+        if passed < seconds:
+            return False
+        return passed > MOST_TIMES * seconds or not self._missing(await self._read())
 
     async def _settle(self, before: Reading) -> Reading:
         """Waits until nothing is asked or held, and books were recounted after that."""
