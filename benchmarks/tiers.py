@@ -1,16 +1,15 @@
-"""What cache beyond the device is worth: a warm hit, a swap, and the bookkeeping of a step.
+"""What cache beyond the device is worth: a warm hit and a swap.
 
 Owns the questions and the report. A small Llama (the layers of SmolLM2-135M, fewer of them, random
 values) is served by the engine's own objects in one process; the clock is the wall's.
 
-    python benchmarks/tiers.py [--only host,disk,swap,steps] [--prefix 30000] [--swap 8192]
-                               [--layers 2] [--repeats 3] [--rounds 300]
+    python benchmarks/tiers.py [--only host,disk,swap] [--prefix 30000] [--swap 8192]
+                               [--layers 2] [--repeats 3]
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import statistics
 import sys
@@ -26,19 +25,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 # isort: split
-from firstlight.cache.cache_options import CacheOptions
 from firstlight.cache.far_pool import FarSizes
-from firstlight.cache.manager import CacheManager
-from firstlight.schedule.request import SamplingParams, SubmittedRequest
-from firstlight.schedule.scheduler import Scheduler
-from firstlight.schedule.settings import SchedulerSettings
-from firstlight.schedule.step import SampledToken, StepPlan, StepResult
-from firstlight.sharding.state_spec import GroupedQueryState
 from local_engine import EngineShape, LocalEngine, fast_kernels, greedy, random_prompts
 from tiny_models import tiny_config, write_checkpoint
 
 PAGE = 16
-RUNNING = 256
 
 
 def make_model(folder: Path, layers: int, context: int) -> None:
@@ -173,47 +164,6 @@ def make_engine(folder: Path, blocks: int, context: int, far: FarSizes | None) -
     return LocalEngine(folder, shape, fast_kernels())
 
 
-def bookkeeping(rounds: int, has_tiers: bool) -> list[float]:
-    """Seconds of schedule and update of each step in which 256 requests write answers."""
-    far = (FarSizes(20_000, 100_000),) if has_tiers else ()
-    spec = GroupedQueryState(8, 128)
-    options = CacheOptions(unit_bytes=(1,), far=far)
-    cache = CacheManager(
-        [spec], num_blocks=40_000, block_size=PAGE, model_digest="m", options=options
-    )
-    limits = SchedulerSettings(
-        max_sequences=RUNNING,
-        max_batch_tokens=8192,
-        chunk_tokens=2048,
-        max_waiting=1000,
-        context_length=8192,
-    )
-    scheduler = Scheduler(limits, cache)
-    gc.freeze()  # as the engine does before it serves
-    for number in range(RUNNING):
-        prompt = [(number * 7 + i) % 1000 for i in range(512)]
-        params = SamplingParams(max_tokens=4000)
-        scheduler.add(SubmittedRequest(request_id=f"r{number}", prompt_ids=prompt, params=params))
-    times: list[float] = []
-    while len(times) < rounds:
-        began = time.thread_time()
-        plan = scheduler.schedule()
-        planned = time.thread_time()
-        assert plan is not None
-        result = answer(plan)
-        answered = time.thread_time()
-        scheduler.update(result)
-        if len(plan.steps) == plan.num_tokens == RUNNING:
-            times.append(time.thread_time() - answered + planned - began)
-    return times
-
-
-def answer(plan: StepPlan) -> StepResult:
-    """What ranks would say."""
-    tokens = [SampledToken(step.row, 5, None) for step in plan.steps if step.sample]
-    return StepResult(plan.step, tokens, [], [], 0.01)
-
-
 def report_warm(folder: Path, length: int, place: str, repeats: int) -> None:
     """Prints a row of the first table."""
     found = warm_hits(folder, length, place, repeats)
@@ -242,25 +192,14 @@ def report_swaps(folder: Path, length: int, repeats: int) -> None:
         print(f"| {text} | {slow:.2f} s | {quick:.3f} s | {slow / quick:.0f} |", flush=True)
 
 
-def report_steps(rounds: int) -> None:
-    """Prints the time of bookkeeping."""
-    for has_tiers in (False, True):
-        times = sorted(bookkeeping(rounds, has_tiers))
-        median, high = statistics.median(times), times[int(len(times) * 0.99)]
-        kind = "with tiers" if has_tiers else "without"
-        print(f"bookkeeping, {RUNNING} running, {kind}: median {median * 1e3:.2f} ms", end=", ")
-        print(f"99 % below {high * 1e3:.2f} ms", flush=True)
-
-
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="host,disk,swap,steps")
+    parser.add_argument("--only", default="host,disk,swap")
     parser.add_argument("--prefix", type=int, default=30_000)
     parser.add_argument("--swap", type=int, default=8192)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=300)
     asked = parser.parse_args()
     parts = asked.only.split(",")
     print("| question | computed anew | from the tier | ratio |\n| --- | --- | --- | --- |")
@@ -272,8 +211,6 @@ def main() -> None:
                 report_warm(folder, asked.prefix, place, asked.repeats)
         if "swap" in parts:
             report_swaps(folder, asked.swap, asked.repeats)
-    if "steps" in parts:
-        report_steps(asked.rounds)
 
 
 if __name__ == "__main__":
